@@ -347,16 +347,20 @@ class BpfObject:
         _checked(f"run {program}", result)
         return options.retval, after.raw[: options.data_size_out]
 
-    def prepared(self, program: str, packet: bytes) -> Callable[[], None]:
-        """A function that does what `run` does, and returns nothing: for callers that run it many times a second."""
+    def prepared(self, program: str, packet: bytes) -> Callable[[], int]:
+        """A function that runs a tc program as `run` does, for callers that run it many times a second.
+
+        It returns what the program returns.
+        """
         size = ctypes.sizeof(_TestRunOptions)
         options = _TestRunOptions(sz=size, data_in=packet, data_size_in=len(packet), repeat=1)
         descriptor, reference = self.program(program), ctypes.byref(options)
 
-        def run() -> None:
+        def run() -> int:
             fault_point("bpf test run")
             options.data_size_out = 0  # the last run has set it; a packet that grows beyond it would be ENOSPC
             _checked(f"run {program}", self._library.bpf_prog_test_run_opts(descriptor, reference))
+            return int(options.retval)
 
         return run
 

@@ -15,14 +15,16 @@ _log = logging.getLogger("mptcp-throttled")
 REMIND_SECONDS: Final = 0.04
 """CREDIT_NS in bpf/uplink.bpf.c and bpf/steering.bpf.c."""
 
+_IDLE_SECONDS: Final = 0.2
+
 
 class Reminder(threading.Thread):
-    """Calls `remind` every `REMIND_SECONDS` until `stop()`, then `close`.
+    """Calls `remind` every `REMIND_SECONDS`, or more rarely if it returned False, until `stop()`; then `close`.
 
     `drawback` is what the log says when `remind` raises KernelError, once until it succeeds.
     """
 
-    def __init__(self, remind: Callable[[], None], close: Callable[[], None], drawback: str) -> None:
+    def __init__(self, remind: Callable[[], bool], close: Callable[[], None], drawback: str) -> None:
         super().__init__(name="reminder", daemon=True)
         self._remind = remind
         self._close = close
@@ -37,13 +39,13 @@ class Reminder(threading.Thread):
             self._close()
 
     def _run(self) -> None:
-        failing = False
+        failing, is_busy = False, True
         while True:
-            time.sleep(REMIND_SECONDS)  # waiting for an event takes twice the processor time
+            time.sleep(REMIND_SECONDS if is_busy else _IDLE_SECONDS)  # an event takes twice the processor time
             if self._stopping:
                 return
             try:
-                self._remind()
+                is_busy = self._remind()
                 failing = False
             except KernelError as error:
                 if not failing:
@@ -51,5 +53,5 @@ class Reminder(threading.Thread):
                 failing = True
 
     def stop(self) -> None:
-        """Let the thread end within `REMIND_SECONDS`. It does not wait for that: the control loop calls it."""
+        """Let the thread end soon. It does not wait for that: the control loop calls it."""
         self._stopping = True

@@ -46,8 +46,8 @@ char LICENSE[] SEC("license") = "GPL";
 #define LOOK_NS 1000000ULL /* between two looks at the subflows of a connection */
 #define ARRIVED_NS 5000000ULL /* an ACK of ours has been processed, or is lost */
 #define RETRY_PULSE_NS 2000000ULL
-#define VISITS 4096 /* of slots, by each `remind` */
-#define SLOT_ATTEMPTS 8
+#define VISITS 1024 /* of slots, at most, by each `remind` */
+#define FREE_NS 1000000000ULL /* between two looks at a subflow that is free */
 #define CAS_ATTEMPTS 4
 
 #define ACK_WINDOW 1024 /* TCP does not take the window of an old ACK */
@@ -88,6 +88,12 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } taken SEC(".maps");
+/* Numbers below `used_slots` that are free again. */
+struct {
+	__uint(type, BPF_MAP_TYPE_STACK);
+	__uint(max_entries, MAX_STEERED);
+	__type(value, __u32);
+} free_slots SEC(".maps");
 
 /* Of a subflow that others may wait for: since when it has sent without a break, when it sent data
  * last, how much, and when another may get a pulse. */
@@ -104,34 +110,36 @@ struct {
 	__type(value, struct sending);
 } sendings SEC(".maps");
 
-static volatile __u32 next_slot, next_visit;
+static volatile __u32 used_slots, next_visit;
 
 SHARED_WITH_DAEMON(shared_told, enum proxy_told);
 SHARED_WITH_DAEMON(shared_counter, enum steering_counter);
 
-/* Takes a free slot; false: none was found. */
+/* Takes a free slot; false: there is none. */
 static __always_inline bool take_slot(const struct ends *ends, __u32 *number)
 {
-#pragma unroll 1
-	for (int i = 0; i < SLOT_ATTEMPTS; i++) {
-		__u32 candidate = __sync_fetch_and_add(&next_slot, 1) % MAX_STEERED;
-		__u32 *is_taken = bpf_map_lookup_elem(&taken, &candidate);
+	__u32 one = 1;
 
-		if (is_taken && !__sync_val_compare_and_swap(is_taken, 0, 1)) {
-			bpf_map_update_elem(&slots, &candidate, ends, BPF_ANY);
-			*number = candidate;
-			return true;
+	if (bpf_map_pop_elem(&free_slots, number)) {
+		*number = __sync_fetch_and_add(&used_slots, 1);
+		if (*number >= MAX_STEERED) {
+			__sync_fetch_and_add(&used_slots, -1);
+			return false;
 		}
 	}
-	return false;
+	bpf_map_update_elem(&slots, number, ends, BPF_ANY);
+	bpf_map_update_elem(&taken, number, &one, BPF_ANY);
+	return true;
 }
 
 static __always_inline void free_slot(__u32 number)
 {
 	__u32 *is_taken = bpf_map_lookup_elem(&taken, &number);
 
-	if (is_taken)
-		*is_taken = 0;
+	if (!is_taken)
+		return;
+	*is_taken = 0;
+	bpf_map_push_elem(&free_slots, &number, BPF_ANY);
 }
 
 /* The subflow that has this slot; NULL: none. */
@@ -563,15 +571,20 @@ int deliver_acks(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* Looks at a subflow that may send nothing. */
-static __always_inline void visit(struct __sk_buff *skb, const struct ends *ends, __u64 now)
+/* Looks at a subflow that may send nothing; whether it is to be looked at again soon. */
+static __always_inline bool visit(struct __sk_buff *skb, const struct ends *ends, __u64 now)
 {
 	struct steered *steered = bpf_map_lookup_elem(&steered_subflows, ends);
-	struct sock_common *common = steered ? find_socket(skb, ends) : NULL;
+	struct sock_common *common;
 	struct tcp_sock *tp;
+	bool is_free;
 
 	if (!steered)
-		return;
+		return false;
+	is_free = !steered->is_capped && steered->told == NOTHING_HOLDS;
+	if (is_free && now - steered->looked_at < FREE_NS)
+		return false;
+	common = find_socket(skb, ends);
 	tp = common ? bpf_skc_to_tcp_sock(common) : NULL;
 	if (tp && !is_listening(tp) && connection_to_proxy(tp)) {
 		look(steered, tp, network_of(ends->client), now);
@@ -581,35 +594,42 @@ static __always_inline void visit(struct __sk_buff *skb, const struct ends *ends
 	}
 	if (common)
 		bpf_sk_release(common);
+	return !is_free;
 }
 
 struct reminding {
 	struct __sk_buff *skb;
 	__u64 now;
 	__u32 first;
+	__u32 used;
+	__u32 busy;
 };
 
 static long visit_slot(__u32 number, struct reminding *reminding)
 {
-	__u32 index = (reminding->first + number) % MAX_STEERED;
+	__u32 index = (reminding->first + number) % reminding->used;
 	struct ends *at = ends_in_slot(index), ends;
 
 	if (at) {
 		ends = *at;
-		visit(reminding->skb, &ends, reminding->now);
+		reminding->busy += visit(reminding->skb, &ends, reminding->now);
 	}
 	return 0;
 }
 
-/* The packet has an Ethernet, an IPv4 and a TCP header, for `tell`. */
+/* Returns how many of the subflows that it has looked at are capped, or have been told something.
+ * The packet has an Ethernet, an IPv4 and a TCP header, for `tell`. */
 SEC("tc")
 int remind(struct __sk_buff *skb)
 {
-	struct reminding reminding = { .skb = skb, .now = bpf_ktime_get_ns(), .first = next_visit };
+	__u32 used = used_slots < MAX_STEERED ? used_slots : MAX_STEERED, visits = used < VISITS ? used : VISITS;
+	struct reminding reminding = { .skb = skb, .now = bpf_ktime_get_ns(), .first = next_visit, .used = used };
 
-	bpf_loop(VISITS, visit_slot, &reminding, 0);
-	next_visit = (next_visit + VISITS) % MAX_STEERED;
-	return TC_ACT_OK;
+	if (!used)
+		return 0;
+	bpf_loop(visits, visit_slot, &reminding, 0);
+	next_visit = (reminding.first + visits) % used;
+	return reminding.busy;
 }
 
 /* Whether an earlier instance has told MPTCP that the subflow is a backup: those that the client

@@ -28,7 +28,7 @@ from mptcp_throttled.vocabulary.counters import SteeringCounters
 
 _BITS_PER_KIB: Final = 8 * 1024
 _SLOTS: Final = 65536
-_VISITS: Final = 4096
+_VISITS: Final = 1024
 # Ethernet, IPv4 (version and header length, total length, protocol) and TCP: `tell` makes ACKs of it.
 _IPV4_HEADER: Final = b"\x45\x00\x00\x28" + bytes(5) + b"\x06" + bytes(10)
 _TCP_HEADER: Final = bytes(12) + b"\x50\x10" + bytes(6)
@@ -107,15 +107,10 @@ class SteeringProgram:
         """Take their shares away."""
         self._bucket_numbers.delete_all([pack_ends(ends) for ends in subflows])
 
-    def remind(self) -> None:
-        """Look at a part of the subflows, whether they send or not."""
+    def remind(self) -> bool:
+        """Look at up to 1024 subflows, whether they send or not; whether any of them is capped or not free yet."""
         with self._lock:
-            self._remind()
-
-    def remind_all(self) -> None:
-        """Look at all subflows."""
-        for _ in range(0, _SLOTS, _VISITS):
-            self.remind()
+            return bool(self._remind())
 
     def subflows(self) -> dict[FourTuple, SteeredSubflow]:
         """The subflows on networks with a cap that have sent since the programs were attached, or were adopted."""

@@ -31,7 +31,7 @@ _log = logging.getLogger("mptcp-throttled")
 
 _LOOK_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 30.0
-_FREEING_SECONDS: Final = 0.5
+_FREEING_SECONDS: Final = 1.0
 _FREEING_POLL_SECONDS: Final = 0.01
 
 
@@ -52,6 +52,7 @@ class Steering:
         self._problem: str | None = None
         self._look_at = -math.inf
         self._has_given_up = False
+        self._may_have_leftovers = True  # of an earlier instance
 
     @property
     def subflows_map(self) -> BpfMap | None:
@@ -69,7 +70,7 @@ class Steering:
         return FeatureState(self._problem if self._networks else None, asdict(self._counters))
 
     def follow(self, situation: Situation) -> None:
-        """At most once a second, look whether the filters are there, and look at subflows that send nothing."""
+        """At most once a second, look whether the filters are there."""
         networks = situation.networks if situation.throttling else ()
         if not any(RateKind.CAP in network.rates for network in networks):
             networks = ()
@@ -77,13 +78,22 @@ class Steering:
         self._networks, self._shares.linger = networks, situation.linger
         now = time.monotonic()
         if not networks:
-            self._end()
+            self._remove_all()
         elif not self._has_given_up and (is_new or now >= self._look_at):
             self._problem, self._look_at = None, now + _LOOK_SECONDS
             try:
                 self._attach()
             except KernelError as error:
                 self._fail(error)
+
+    def _remove_all(self) -> None:
+        try:
+            self._end()
+            if self._may_have_leftovers:
+                remove_leftovers(self._filters, self._ports)
+        except KernelError as error:
+            _log.warning("subflows may stay backups, and carry nothing beside others: %s", error)
+        self._may_have_leftovers = False
 
     def assign(self, throttles: Mapping[FourTuple, Throttle | None]) -> None:
         """Let capped subflows send to these rates; None: nothing while they are capped."""
@@ -115,36 +125,22 @@ class Steering:
         program.assign({ends: self._shares.number(share) for ends, share in assigned.items()})
         self._shares.note(throttles)
         program.remove_shares(self._shares.take_unused())
-        self._remind_if_needed(program)
-
-    def _remind_if_needed(self, program: SteeringProgram) -> None:
-        if self._shares and self._reminder is None:
-            self._reminder = Reminder(
-                program.remind, lambda: None, "capped subflows that send nothing are not looked at"
-            )
-            self._reminder.start()
-        elif not self._shares and self._reminder is not None:
-            self._reminder.stop()
-            self._reminder = None
 
     def _attach(self) -> None:
         is_new = self._program is None
-        program = self._program or SteeringProgram(self._ports)
-        try:
-            program.set_networks(self._networks)
-            self._attach_filters(program)
-            if is_new:
-                program.adopt()
-                self._assign(program, self._wanted)
-        except KernelError:
-            if is_new:
-                program.close()
-            raise
-        self._program = program
-        program.remind_all()
+        program = self._program = self._program or SteeringProgram(self._ports)
+        program.set_networks(self._networks)
+        self._attach_filters(program)
+        if is_new:
+            program.adopt()
+            self._may_have_leftovers = False
+            self._assign(program, self._wanted)
         program.remove_shares(self._shares.take_unused())
-        self._remind_if_needed(program)
         self._counters = program.counters()
+        if self._reminder is None:
+            drawback = "capped subflows that send nothing are not looked at"
+            self._reminder = Reminder(program.remind, program.close, drawback)
+            self._reminder.start()
 
     def _attach_filters(self, program: SteeringProgram) -> None:
         present = frozenset(find_interfaces(self._names))
@@ -176,9 +172,7 @@ class Steering:
     def _end(self) -> None:
         """Free all subflows, and detach the filters."""
         program, self._program = self._program, None
-        if self._reminder is not None:
-            self._reminder.stop()
-            self._reminder = None
+        reminder, self._reminder = self._reminder, None
         self._shares.clear()
         self._attached = frozenset()
         if program is None:
@@ -188,20 +182,23 @@ class Steering:
         finally:
             for interface in self._filters.interfaces():
                 self._filters.detach(interface)
-            program.close()
+            if reminder is not None:
+                reminder.stop()
+            else:
+                program.close()
 
 
 def free(program: SteeringProgram) -> None:
-    """Tell MPTCP that all subflows are regular which the programs hold back. Raises KernelError."""
+    """Tell MPTCP that all subflows that the programs hold back are regular. Raises KernelError."""
     program.set_networks(())
     end = time.monotonic() + _FREEING_SECONDS
-    program.remind_all()
+    program.remind()
     while any(subflow.told is not Told.NOTHING_HOLDS for subflow in program.subflows().values()):
         if time.monotonic() > end:
             _log.warning("subflows may stay backups")
             return
         time.sleep(_FREEING_POLL_SECONDS)
-        program.remind_all()
+        program.remind()
 
 
 def remove_leftovers(filters: ClsactFilters, ports: Sequence[int]) -> None:

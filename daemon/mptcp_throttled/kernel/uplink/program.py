@@ -125,10 +125,11 @@ class UplinkProgram:
             if result:
                 raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
 
-    def remind(self) -> None:
-        """Tell the clients whose debt is paid; every 40 ms while uplinks are throttled."""
+    def remind(self) -> bool:
+        """Tell the clients whose debt is paid; every 40 ms while uplinks are throttled, so it returns True."""
         with self._lock:
             self._remind()
+        return True
 
     def uplinks(self) -> dict[FourTuple, ThrottledUplink]:
         """The uplinks that are throttled, or whose clients must be told that they are free."""
