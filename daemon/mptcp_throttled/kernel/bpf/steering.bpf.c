@@ -389,7 +389,7 @@ static __always_inline bool is_saturated(struct tcp_sock *tp, struct mptcp_sock 
 	__u64 unassigned = BPF_CORE_READ(msk, write_seq) - BPF_CORE_READ(msk, snd_nxt);
 	__u64 waiting = unassigned + tp->inet_conn.icsk_inet.sk.sk_wmem_queued;
 
-	return unassigned && waiting * ((now - sending->since) >> 10) >= sending->bytes * (WAITING_NS >> 10);
+	return waiting * ((now - sending->since) >> 10) >= sending->bytes * (WAITING_NS >> 10);
 }
 
 /* What a subflow sends that others may be capped for. */

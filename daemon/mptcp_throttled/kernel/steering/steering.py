@@ -46,6 +46,7 @@ class Steering:
         self._program: SteeringProgram | None = None
         self._reminder: Reminder | None = None
         self._attached: frozenset[Interface] = frozenset()
+        self._throttling: tuple[AccessNetwork, ...] = ()
         self._networks: tuple[AccessNetwork, ...] = ()
         self._wanted: dict[FourTuple, Throttle] = {}
         self._shares = ShareNumbers()
@@ -71,13 +72,15 @@ class Steering:
 
     def follow(self, situation: Situation) -> None:
         """At most once a second, look whether the filters are there."""
-        networks = situation.networks if situation.throttling else ()
-        if not any(RateKind.CAP in network.rates for network in networks):
-            networks = ()
-        is_new = networks is not self._networks
-        self._networks, self._shares.linger = networks, situation.linger
+        throttling = situation.networks if situation.throttling else ()
+        is_new = throttling is not self._throttling
+        if is_new:
+            self._throttling = throttling
+            has_cap = any(RateKind.CAP in network.rates for network in throttling)
+            self._networks = throttling if has_cap else ()
+        self._shares.linger = situation.linger
         now = time.monotonic()
-        if not networks:
+        if not self._networks:
             self._remove_all()
         elif not self._has_given_up and (is_new or now >= self._look_at):
             self._problem, self._look_at = None, now + _LOOK_SECONDS
