@@ -4,9 +4,9 @@ import errno
 import itertools
 import logging
 import threading
+import time
 
 import pytest
-from polling import eventually
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.kernel import reminder
@@ -25,10 +25,10 @@ def test_idle_program_is_run_more_rarely(monkeypatch: pytest.MonkeyPatch) -> Non
             return False
         return answer
 
-    monkeypatch.setattr(reminder.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     running = Reminder(remind, ended.set, "nothing works")
     running.start()
-    eventually(ended.is_set, "closed")
+    assert ended.wait(10)
     busy, idle = reminder.REMIND_SECONDS, reminder._IDLE_SECONDS
     assert slept == [busy, busy, idle, idle, busy, idle]
 
@@ -47,9 +47,9 @@ def test_refusals_are_logged_once_until_it_works_again(
             raise KernelError("run remind", errno.ENOMEM)
         return True
 
-    monkeypatch.setattr(reminder.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     running = Reminder(remind, ended.set, "nothing works")
     with caplog.at_level(logging.ERROR):
         running.start()
-        eventually(ended.is_set, "closed")
+        assert ended.wait(10)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["nothing works"] * 2
