@@ -6,6 +6,8 @@ Each is a program, because a socket belongs to the network namespace of its proc
     drive PORT COUNT PARALLEL SEED ADDRESS...   COUNT connections, PARALLEL at a time, used and ended in every way
     hold PORT COUNT PARALLEL SEED ADDRESS...    the same, all at once, open until the program ends
     join PORT RATE SECONDS ADDRESS              RATE connections per second, each for a second
+    download PORT RATE SECONDS ADDRESS URL      RATE downloads per second through a proxy, each over a connection of its
+                                                own; prints how many were complete, and seconds until the last one was
     pour PORT                                   sends zeros to every client
     drain PORT SECONDS ADDRESS                  receives them and prints bytes per second
     sink PORT PROTOCOL                          receives what clients send, and tells each how much that was
@@ -19,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
 import struct
 import sys
@@ -28,7 +31,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
 
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
@@ -42,6 +45,10 @@ _CHUNK: Final = 4096
 _ZEROS: Final = bytes(2**20)
 _PARALLEL: Final = 30
 _JOINED_SECONDS: Final = 1.0
+_DOWNLOADS_AT_ONCE: Final = 150
+_PATIENCE_SECONDS: Final = 30
+_OPEN_SECONDS: Final = 0.1
+_READ_BYTES: Final = 2**16
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _SERVER_CLOSES, _SERVER_RESETS = b"C", b"R"
 
@@ -122,14 +129,20 @@ async def drive(port: int, count: int, parallel: int, seed: int, addresses: list
     await asyncio.gather(*(connect(number) for number in range(count)))
 
 
+async def _begun(rate: float, seconds: float) -> AsyncIterator[None]:
+    """`rate` times per second for `seconds`, or as often as what is done each time allows."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for number in range(round(rate * seconds)):
+        if loop.time() - began > seconds:
+            return
+        await asyncio.sleep(began + number / rate - loop.time())
+        yield
+
+
 async def join(port: int, rate: float, seconds: float, address: str) -> None:
     """Open `rate` connections per second; the kernel joins its endpoints' subflows. Each ends after a second."""
-    loop = asyncio.get_running_loop()
-    began, tasks = loop.time(), []
-    for number in range(round(rate * seconds)):
-        await asyncio.sleep(began + number / rate - loop.time())
-        tasks.append(asyncio.create_task(_joined(address, port)))
-    await asyncio.gather(*tasks)
+    await asyncio.gather(*[asyncio.create_task(_joined(address, port)) async for _ in _begun(rate, seconds)])
 
 
 async def _joined(address: str, port: int) -> None:
@@ -139,6 +152,37 @@ async def _joined(address: str, port: int) -> None:
         # Linux sends MP_JOIN after the first data has been acknowledged.
         sock.send(b"x")
         await asyncio.sleep(_JOINED_SECONDS)
+
+
+async def download(port: int, rate: float, seconds: float, address: str, url: str) -> dict[str, float]:
+    """Begin `rate` downloads per second, fewer if so many take too long: those `complete`, and `seconds` until then."""
+    room, tasks = asyncio.Semaphore(_DOWNLOADS_AT_ONCE), []
+    began = time.monotonic()
+    async for _ in _begun(rate, seconds):
+        await room.acquire()
+        tasks.append(asyncio.create_task(_downloaded(address, port, url)))
+        tasks[-1].add_done_callback(lambda _: room.release())
+    return {"complete": sum(await asyncio.gather(*tasks)), "seconds": time.monotonic() - began}
+
+
+async def _downloaded(address: str, port: int, url: str) -> bool:
+    """Whether the whole document has arrived. The client closes the connection a moment later."""
+    loop, received, missing = asyncio.get_running_loop(), bytearray(), 1
+    with _mptcp_socket(socket.AF_INET) as sock, suppress(OSError, TimeoutError):
+        await _connect(sock, address, port)
+        await loop.sock_sendall(sock, f"GET {url} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+        while missing and (data := await asyncio.wait_for(loop.sock_recv(sock, _READ_BYTES), _PATIENCE_SECONDS)):
+            received += data
+            missing = _missing(bytes(received))
+        await asyncio.sleep(_OPEN_SECONDS)
+    return not missing
+
+
+def _missing(response: bytes) -> int:
+    """Bytes to come of a response that says how long it is, at least 1 while its header is not complete."""
+    header, _, document = response.partition(b"\r\n\r\n")
+    length = re.search(rb"\r\nContent-Length: (\d+)", header)
+    return 1 if length is None else int(length[1]) - len(document)
 
 
 def pour(port: int) -> None:
@@ -252,6 +296,8 @@ if __name__ == "__main__":
             pour(int(port))
         case ["join", port, rate, seconds, address]:
             asyncio.run(join(int(port), float(rate), float(seconds), address))
+        case ["download", port, rate, seconds, address, url]:
+            print(json.dumps(asyncio.run(download(int(port), float(rate), float(seconds), address, url))))
         case ["drain", port, seconds, address]:
             print(receive(int(port), float(seconds), address))
         case ["sink", port, protocol]:

@@ -1,6 +1,13 @@
 """What `benchmarks/kernel-cost` computes from the kernel's accounts."""
 
-from mptcp_lab.benchmarks.kernel_cost import Used, costs_of_joins, costs_of_transfer, costs_of_uploads, program_runs
+from mptcp_lab.benchmarks.kernel_cost import (
+    Used,
+    costs_of_downloads,
+    costs_of_joins,
+    costs_of_transfer,
+    costs_of_uploads,
+    program_runs,
+)
 
 DESCRIPTOR = (
     "pos:\t0\nflags:\t02000002\nprog_type:\t{}\nprog_tag:\tb0b1\nprog_id:\t{}\nrun_time_ns:\t{}\nrun_cnt:\t{}\n"
@@ -82,4 +89,23 @@ def test_costs_of_uploads_are_those_of_each_packet() -> None:
         "ns_per_packet": 120.0,
         "sniffer_percent_of_core": 0.1,
         "daemon_percent_of_core": 0.5,
+    }
+
+
+def test_costs_of_downloads_are_those_of_a_complete_download() -> None:
+    used = Used(
+        downloads=50,
+        downloading_ns=2_500_000_000,
+        joins=49,
+        sniffer_ns=10_000_000,
+        daemon_ns=5_000_000,
+        proxy_ns=50_000_000,
+    )
+    assert costs_of_downloads(used) == {
+        "downloads": 50,
+        "reached_per_second": 20.0,
+        "joins": 49,
+        "sniffer_ms": 0.2,
+        "daemon_ms": 0.1,
+        "proxy_ms": 1.0,
     }

@@ -1,7 +1,11 @@
-"""Processor time of the services per joined connection, and of the programs in the kernel per call, packet and GB.
+"""Processor time of the services per joined connection and per download, and of the programs in the kernel per call,
+packet and GB.
 
-Connections are those of `join-latency`: two subflows, of which the first is capped once the second has joined. Their
-time includes their end, and what the services do periodically meanwhile. `callbacks` are those of the sockets, in the
+Downloads have 100 kB, through Squid, over a new connection each, which the client closes 0.1 s later. It begins over
+Ethernet, which is capped once Wi-Fi has joined; the cap is higher than the rate. Squid's own time is beside that of the
+services. With too high a rate there are as many downloads as the machine can do.
+JOINs are those of `join-latency`: two subflows, of which the first is capped once the second has joined. The times of
+both include their end, and what the services do periodically meanwhile. `callbacks` are those of the sockets, in the
 time of whatever handles the packet; `iterators` run in the daemon, whose time includes theirs, and are called for each
 socket. The transfer has two subflows, too, one of them with a cap that it does not reach; its packets are those of both
 directions, and the discard-prevention programs see each of them. Uploads have one subflow each that is capped, by
@@ -12,6 +16,7 @@ While this runs the kernel measures its programs, which adds two readings of the
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import time
@@ -25,9 +30,12 @@ from mptcp_lab import oracle
 from mptcp_lab.benchmarks.join_latency import networks
 from mptcp_lab.benchmarks.measure import PORT, command_line, cpu_seconds, unshaped, write_json
 from mptcp_lab.lab_errors import LabError
+from mptcp_lab.origin import start_origin
 from mptcp_lab.process import wait_until
 from mptcp_lab.sampler import Sampler
 from mptcp_lab.services import WIFI_FIRST, Services
+from mptcp_lab.squid import PORT as SQUID_PORT
+from mptcp_lab.squid import start_squid
 from mptcp_lab.topology import ClientSpec, Topology, build
 from mptcp_lab.traffic import drain, program, start_pour, start_server
 from mptcp_throttle.model import Per, RateKind
@@ -43,6 +51,7 @@ if TYPE_CHECKING:
 # enum bpf_prog_type (include/uapi/linux/bpf.h)
 _PROGRAM_TYPES: Final = {"3": "packet_programs", "13": "callbacks", "26": "iterators"}
 _SERVICES: Final = ("sniffer", "daemon")
+_DOWNLOAD_BYTES: Final = 100_000
 _UPLINK_CAP: Final = Rate(100_000)
 _STATS_RUN_TIME: Final = 0  # enum bpf_stats_type (include/uapi/linux/bpf.h)
 _FIELD: Final = re.compile(r"^(\w+):\s*(\w+)$", re.MULTILINE)
@@ -88,13 +97,14 @@ def _measure(
     settings: Mapping[str, object],
     work: Callable[[Services], None],
     *,
+    port: int = PORT,
     configured: Sequence[AccessNetwork] | None = None,
     before_work: Callable[[Services], None] = lambda _: None,
 ) -> Used:
     """What the services, their programs and the proxy's TCP have used for that work."""
     with ExitStack() as stack:
         of_networks = networks(joiner=False) if configured is None else configured
-        services = stack.enter_context(Services(lab.proxy, of_networks, ports=(PORT,), daemon=settings))
+        services = stack.enter_context(Services(lab.proxy, of_networks, ports=(port,), daemon=settings))
         services.check_kernel_program()
         before_work(services)
         sampler = stack.enter_context(Sampler({"proxy": lab.proxy.namespace}, (), 1.0, 0.0, sockets=False))
@@ -113,10 +123,12 @@ def _used(services: Services) -> Used:
     if services.sniffer is None or services.daemon is None:
         raise LabError("mptcp-sniffer and mptcp-throttled: not started")
     used = program_runs(_descriptors(services.daemon))
-    used["sniffer_ns"], used["daemon_ns"] = (
-        round(1e9 * cpu_seconds(process.pid)) for process in (services.sniffer, services.daemon)
-    )
+    used["sniffer_ns"], used["daemon_ns"] = (_cpu_ns(process) for process in (services.sniffer, services.daemon))
     return used
+
+
+def _cpu_ns(process: Process) -> int:
+    return round(1e9 * cpu_seconds(process.pid))
 
 
 def measure_joins(rate: float, seconds: float, settings: Mapping[str, object]) -> dict[str, Any]:
@@ -125,13 +137,49 @@ def measure_joins(rate: float, seconds: float, settings: Mapping[str, object]) -
     def work(services: Services) -> None:
         arguments = ("join", PORT, rate, seconds, lab.proxy_address(4))
         lab.client.run(*program(*arguments), timeout=seconds + 60)
-        wait_until(lambda: not oracle.listed(lab.proxy, PORT), "all subflows ended")
-        wait_until(lambda: not services.subflows(), "all subflows forgotten")
+        _wait_until_forgotten(lab, services, PORT)
 
     with build(unshaped(ClientSpec(families=(4,)))) as lab:
         start_server(lab.proxy, PORT)
         used = _measure(lab, settings, work)
     return {**settings, "joins_per_second": rate, "joins": used["joins"], **costs_of_joins(used)}
+
+
+def _wait_until_forgotten(lab: Lab, services: Services, port: int) -> None:
+    wait_until(lambda: not oracle.listed(lab.proxy, port), "all subflows ended")
+    wait_until(lambda: not services.subflows(), "all subflows forgotten")
+
+
+def measure_downloads(rate: float, seconds: float, settings: Mapping[str, object]) -> dict[str, Any]:
+    """The costs of `rate` downloads per second for `seconds`, until the services have forgotten them."""
+    used = Used()
+
+    with build(unshaped(ClientSpec(families=(4,)))) as lab:
+        squid, origin = start_squid(lab.proxy), start_origin(lab.origin)
+        url = f"http://{lab.origin_address(4)}/{origin.add(_DOWNLOAD_BYTES).name}"
+
+        def work(services: Services) -> None:
+            used["proxy_ns"] -= _cpu_ns(squid)
+            arguments = ("download", SQUID_PORT, rate, seconds, lab.proxy_address(4), url)
+            result = json.loads(lab.client.run(*program(*arguments), timeout=seconds + 60).stdout)
+            used.update(downloads=result["complete"], downloading_ns=round(1e9 * result["seconds"]))
+            _wait_until_forgotten(lab, services, SQUID_PORT)
+            used["proxy_ns"] += _cpu_ns(squid)
+
+        used.update(_measure(lab, settings, work, port=SQUID_PORT))
+    return {**settings, "downloads_per_second": rate, **costs_of_downloads(used)}
+
+
+def costs_of_downloads(used: Used) -> dict[str, float]:
+    """Downloads that were complete, the connections that were joined, and the processor time per download in ms."""
+    downloads = max(used["downloads"], 1)
+    milliseconds = {name: round(used[f"{name}_ns"] / downloads / 1e6, 2) for name in (*_SERVICES, "proxy")}
+    return {
+        "downloads": used["downloads"],
+        "reached_per_second": round(1e9 * used["downloads"] / used["downloading_ns"], 1),
+        "joins": used["joins"],
+        **{f"{name}_ms": each for name, each in milliseconds.items()},
+    }
 
 
 def costs_of_joins(used: Used) -> dict[str, float]:
@@ -225,15 +273,23 @@ def _print(row: Mapping[str, object]) -> None:
     print("  ", ", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 
+def _print_columns(downloads: Sequence[Mapping[str, Any]]) -> None:
+    """A column per rate."""
+    for name in ("downloads_per_second", "reached_per_second", *(f"{name}_ms" for name in (*_SERVICES, "proxy"))):
+        print(f"    {name:20}", *(f"{row[name]:>8}" for row in downloads), flush=True)
+
+
 def main() -> None:
-    """Print the costs of JOINs at each rate, and of a transfer."""
+    """Print the costs of JOINs and of downloads at each rate, and of a transfer."""
     parser = command_line("kernel-cost", __doc__)
-    parser.add_argument("--rates", type=float, nargs="*", default=[50, 200, 1000], help="JOINs per second")
+    per_second = "per second; default: 20 200 1000"
+    parser.add_argument("--rates", type=float, nargs="*", default=[20, 200, 1000], help=f"JOINs {per_second}")
+    parser.add_argument("--downloads", type=float, nargs="*", default=[20, 200, 1000], help=per_second)
     parser.add_argument("--classifier", nargs="+", default=["auto"], help="daemon.classifier; default: auto")
     parser.add_argument("--uploads", type=int, nargs="*", default=[1, 100], help="at once; default: 1 100")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each; default: %(default)g")
     options = parser.parse_args()
-    rows: dict[str, list[dict[str, Any]]] = {"joins": [], "transfers": [], "uploads": []}
+    rows: dict[str, list[dict[str, Any]]] = {"joins": [], "downloads": [], "transfers": [], "uploads": []}
     for uploads in options.uploads:
         rows["uploads"].append(measure_uploads(uploads, options.seconds))
         _print(rows["uploads"][-1])
@@ -242,6 +298,11 @@ def main() -> None:
         for rate in options.rates:
             rows["joins"].append(measure_joins(rate, options.seconds, settings))
             _print(rows["joins"][-1])
+        for rate in options.downloads:
+            rows["downloads"].append(measure_downloads(rate, options.seconds, settings))
+            _print(rows["downloads"][-1])
+        if options.downloads:
+            _print_columns(rows["downloads"][-len(options.downloads) :])
         rows["transfers"].append(measure_transfer(options.seconds, settings))
         _print(rows["transfers"][-1])
     write_json(options.json, rows)
