@@ -26,6 +26,8 @@ _QUEUED_CONNECTIONS: Final = 128
 _MAX_CONNECTIONS: Final = 64
 _CLIENT_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 1.0
+# Between looks for connections that have waited too long.
+_ACTION_SECONDS: Final = 1.0
 
 
 class BoundedReader:
@@ -130,8 +132,14 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def note_error(self, error: BaseException | None) -> None:
         """A connection has ended with this error."""
 
+    def serve(self) -> None:
+        """Serve until `server_close`."""
+        self.serve_forever(_ACTION_SECONDS)
+
     def server_close(self) -> None:
         """Stop serving, and wait a moment for the connections to end."""
+        # Ends the wait for the next connection.
+        self.socket.shutdown(socket.SHUT_RDWR)
         self.shutdown()
         super().server_close()
         with self._changed:

@@ -138,7 +138,7 @@ class RpcServer:
                 path.unlink()
             raise
         self._server.server_activate()
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="rpc", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve, name="rpc", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

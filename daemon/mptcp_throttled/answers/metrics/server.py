@@ -163,6 +163,6 @@ class MetricsServer:
 
     def _start(self, server: _Server) -> None:
         server.server_activate()
-        thread = threading.Thread(target=server.serve_forever, args=(0.25,), name="metrics", daemon=True)
+        thread = threading.Thread(target=server.serve, name="metrics", daemon=True)
         thread.start()
         self._servers.append((server, thread))
