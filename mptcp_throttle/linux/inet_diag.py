@@ -41,12 +41,15 @@ INET_DIAG_ULP_INFO: Final = 19
 """The attribute with what MPTCP knows of the socket."""
 
 _SOCK_DIAG_BY_FAMILY: Final = 20  # include/uapi/linux/sock_diag.h
+# The older request lists the sockets of both families: for each request the kernel walks all sockets of the machine.
+_TCPDIAG_GETSOCK: Final = 18
 _INET_DIAG_TCLASS: Final = 6
 _INET_ULP_INFO_NAME: Final = 1
 # Without INFO the kernel leaves out INET_DIAG_ULP_INFO, too; with TCLASS it adds INET_DIAG_CLASS_ID.
 _EXTENSIONS: Final = 1 << INET_DIAG_INFO - 1 | 1 << _INET_DIAG_TCLASS - 1
-_REQUEST: Final = Struct("=BBBxI2s46x")  # struct inet_diag_req_v2; of the addresses and ports only the local port
-# The same, of one socket: family, protocol, extensions; local and remote port and address; any interface, any cookie.
+_REQUEST: Final = Struct("=3xB2s46xI4x")  # struct inet_diag_req: extensions, local port, states
+# struct inet_diag_req_v2, of one socket: family, protocol, extensions; local and remote port and address; any
+# interface, any cookie.
 _FIND: Final = Struct("!BBBx4xHH16s16s4x8s")
 _ANY_COOKIE: Final = b"\xff" * 8  # INET_DIAG_NOCOOKIE
 _IPV4_BYTES: Final = 4
@@ -103,10 +106,9 @@ class InetDiag(NetlinkSocket):
 
     def list_payloads(self, states: int, ports: Sequence[int] = (ANY_PORT,)) -> Iterator[bytes]:
         """As `sockets`, not decoded: for `parse_socket` and `parse_attributes`."""
-        for family in (socket.AF_INET, socket.AF_INET6):
-            for port in ports:
-                payload = _REQUEST.pack(family, socket.IPPROTO_TCP, _EXTENSIONS, states, port.to_bytes(2, "big"))
-                yield from self.stream(Request("ss -t", _SOCK_DIAG_BY_FAMILY, 0, payload))
+        for port in ports:
+            payload = _REQUEST.pack(_EXTENSIONS, port.to_bytes(2, "big"), states)
+            yield from self.stream(Request("ss -t", _TCPDIAG_GETSOCK, 0, payload))
 
 
 def parse_socket(payload: bytes, wanted: Container[int]) -> TcpSocket:

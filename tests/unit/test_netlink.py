@@ -389,4 +389,4 @@ def test_list_subflows_has_what_was_closed_with_something_still_to_send(answer: 
     listed = list_subflows([8080]).subflows
     assert {ends.client.port: seen.closing for ends, seen in listed.items()} == {1: False, 3: True, 4: False}
     # TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING
-    assert unpack("=4xI", fake.sent[0][0].payload[:8]) == (sum(1 << state for state in (1, 4, 8, 9, 11)),)
+    assert unpack("=52xI", fake.sent[0][0].payload[:56]) == (sum(1 << state for state in (1, 4, 8, 9, 11)),)
