@@ -137,42 +137,46 @@ def test_updates_are_merged_until_they_are_taken() -> None:
 
 def test_new_connection_is_left_out_under_load_until_it_has_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    waits: list[float] = []
+    timeouts: list[float] = []
     updates: list[TableUpdate] = []
     source = TableSource(Path("/nonexistent/sniffer.sock"), lambda: updates.append(taken(source)))
     source.spacing = 1.0
-    young = connection(2, subflow("10.1.0.3", at=99.9375))
-    ended = connection(3, subflow("10.1.0.4", at=100.625))
+    young, ended = connection(2, subflow("10.1.0.3", at=101.625)), connection(3, subflow("10.1.0.4", at=101.6875))
+    one, two, three = (f"t{format_token(each.token)}" for each in (ONE, young, ended))
     answers = iter(
         [
             SNAPSHOT,
             changes(5),
-            changes(6, **{f"t{format_token(ONE.token)}": encode_connection(ONE)}),
-            changes(7, **{f"t{format_token(c.token)}": encode_connection(c) for c in (young, ended)}),
-            changes(8, **{f"t{format_token(ended.token)}": None}),
-            changes(8),
+            changes(6, **{one: encode_connection(ONE)}),
+            changes(7, **{one: encode_connection(ONE)}),
+            changes(8, **{two: encode_connection(young), three: encode_connection(ended)}),
+            changes(9, **{three: None}),
+            changes(9),
             {"resync": True},
         ]
     )
 
     def call(method: str, *arguments: float) -> Json:
-        nonlocal now
         if method == "changes":
-            waits.append(arguments[-1])
-            now += 0.25
+            timeouts.append(arguments[-1])
+            wait(0.25)
         return next(answers)
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        now += seconds
 
     monkeypatch.setattr("mptcp_throttled.control.source.time.monotonic", lambda: now)
     monkeypatch.setattr(source._client, "call", call)
-    monkeypatch.setattr(source._stopping, "wait", lambda _: None)
+    monkeypatch.setattr(source._stopping, "wait", wait)
     source._follow()
-    assert [dict(update.connections) for update in updates] == [
-        {ONE.token: ONE},
-        {ONE.token: ONE},
-        {young.token: young},
+    assert [(u.revision, dict(u.connections)) for u in updates] == [
+        (5, {ONE.token: ONE}),
+        (6, {ONE.token: ONE}),
+        (7, {ONE.token: ONE}),
+        (9, {young.token: young}),
     ]
-    assert updates[-1].revision == 8
-    assert waits == [0.0, 1.0, 1.0, 0.1875, 1.0, 1.0]
+    assert timeouts == [0.0, 1.0, 1.0, 1.0, 0.125, 1.0, 1.0]
 
 
 def taken(source: TableSource) -> TableUpdate:

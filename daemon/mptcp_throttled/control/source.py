@@ -130,18 +130,20 @@ class TableSource(threading.Thread):
         self._problem = None
         self._deliver(update)
         lasting = Lasting(update.connections)
-        next_at = -math.inf
+        next_at, waited = -math.inf, 0.0
         while not self._stopping.is_set():
             answer = self._client.call("changes", update.epoch, update.revision, self._longest_wait(lasting))
             if answer.get("resync"):
                 return
             update = _decode_changes(answer)
             now = time.monotonic()
-            passed = lasting.take(update.connections, now - (self.spacing if now < next_at else 0.0))
+            is_loaded = waited > 0 and now < next_at
+            passed = lasting.take(update.connections, now - (self.spacing if is_loaded else 0.0))
             if passed:
                 self._deliver(replace(update, connections=passed))
             if answer["changes"]:
-                self._stopping.wait(max(next_at - now, 0.0))
+                waited = max(next_at - now, 0.0)
+                self._stopping.wait(waited)
                 next_at = max(next_at, now) + self.spacing
 
     def _longest_wait(self, lasting: Lasting) -> float:
