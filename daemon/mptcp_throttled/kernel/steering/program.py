@@ -30,10 +30,9 @@ _BITS_PER_KIB: Final = 8 * 1024
 _SLOTS: Final = 65536
 _VISITS: Final = 1024
 # Ethernet, IPv4 (version and header length, total length, protocol) and TCP: `tell` makes ACKs of it.
-_IPV4_HEADER: Final = b"\x45\x00\x00\x28" + bytes(5) + b"\x06" + bytes(10)
-_TCP_HEADER: Final = bytes(12) + b"\x50\x10" + bytes(6)
-_ROOM: Final = bytes(64)
-_PACKET: Final = bytes(12) + b"\x08\x00" + _IPV4_HEADER + _TCP_HEADER + _ROOM
+_TCP_SEGMENT: Final = bytes(12) + b"\x50\x10" + bytes(70)
+_IPV4_HEADER: Final = b"\x45\x00" + (20 + len(_TCP_SEGMENT)).to_bytes(2) + bytes(5) + b"\x06" + bytes(10)
+_PACKET: Final = bytes(12) + b"\x08\x00" + _IPV4_HEADER + _TCP_SEGMENT
 
 
 class Told(IntEnum):
