@@ -44,6 +44,30 @@ static __always_inline bool is_backup(struct mptcp_subflow_context *context, str
 	return !steered || steered->client_wants_backup;
 }
 
+/* What a member of a connection's list adds to what is known of the connection. */
+enum member { REGULAR = 1, PREFERRED_REGULAR = 2, PREFERRED_BACKUP = 4 };
+
+/* Not inlined, and with numbers for pointers, so that the verifier looks at it once: inlined into
+ * the loop below it takes a second. */
+__noinline int member_of(__u64 member, __u32 preference)
+{
+	struct mptcp_subflow_context *context = (void *)member;
+	struct sock *sk = BPF_CORE_READ(context, tcp_sock);
+	struct network *network;
+	__u8 address[16];
+	bool backup, preferred;
+
+	if (!sk || !is_live(context, sk))
+		return 0;
+	client_address(sk, address);
+	network = network_of(address);
+	preferred = network && network->preference < preference;
+	backup = is_backup(context, sk);
+	if (backup)
+		return preferred ? PREFERRED_BACKUP : 0;
+	return preferred ? REGULAR | PREFERRED_REGULAR : REGULAR;
+}
+
 enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLOWS };
 
 /* Whether the connection has, on a network that is more preferred, a live subflow, and whether
@@ -51,41 +75,23 @@ enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLO
  * socket, while it is read: then the answer may be wrong until it is asked for again. */
 static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, __u32 preference)
 {
-	bool backups_used = true, preferred_backup = false;
 	struct mptcp_sock *msk = connection_of(tp);
 	struct list_head *head = (void *)msk + bpf_core_field_offset(struct mptcp_sock, conn_list);
 	struct list_head *at = msk ? BPF_CORE_READ(head, next) : NULL;
+	int members = 0;
 
 #pragma unroll 1
 	for (int i = 0; i < MAX_SUBFLOWS && at && at != head; i++) {
-		struct mptcp_subflow_context *context =
-			(void *)at - bpf_core_field_offset(struct mptcp_subflow_context, node);
-		struct sock *sk = BPF_CORE_READ(context, tcp_sock);
-
-		if (!sk)
-			break;
-		if (is_live(context, sk)) {
-			__u8 address[16];
-			struct network *network;
-			bool backup = is_backup(context, sk);
-
-			client_address(sk, address);
-			network = network_of(address);
-			backups_used &= backup;
-			if (network && network->preference < preference) {
-				if (!backup)
-					return is_backup(subflow_context(tp), (void *)tp) ? PREFERRED_UNUSED
-											  : PREFERRED_USED;
-				preferred_backup = true;
-			}
-		}
+		members |= member_of((__u64)at - bpf_core_field_offset(struct mptcp_subflow_context, node), preference);
 		at = BPF_CORE_READ(at, next);
 	}
+	if (members & PREFERRED_REGULAR)
+		return is_backup(subflow_context(tp), (void *)tp) ? PREFERRED_UNUSED : PREFERRED_USED;
 	if (at && at != head)
 		return TOO_MANY_SUBFLOWS;
-	if (!preferred_backup)
+	if (!(members & PREFERRED_BACKUP))
 		return NO_PREFERRED;
-	return backups_used ? PREFERRED_USED : PREFERRED_UNUSED;
+	return members & REGULAR ? PREFERRED_UNUSED : PREFERRED_USED;
 }
 
 #endif
