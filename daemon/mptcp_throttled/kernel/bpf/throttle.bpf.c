@@ -229,7 +229,15 @@ static __always_inline bool is_provisional(struct subflow *subflow, struct netwo
 /* What keeps a subflow to its rate: nothing, for it has none; a pace; or steering.bpf.c. */
 enum cap { NO_CAP, PACED, STEERED };
 
-/* `is_new`: just established, so that steering.bpf.c has not seen it. */
+/* Whether steering.bpf.c holds the subflow back while it is capped. It leaves alone what the client
+ * wants as a backup. `is_new`: just established, so that it has not seen it. */
+static __always_inline bool is_steered(struct tcp_sock *tp, const struct ends *ends, bool is_new)
+{
+	struct steered *steered = bpf_map_lookup_elem(&steered_subflows, ends);
+
+	return steered ? !steered->client_wants_backup : is_new && !kernel_says_backup(subflow_context(tp));
+}
+
 static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subflow, struct network *network,
 				       const struct ends *ends, bool is_new, bool by_daemon)
 {
@@ -238,9 +246,7 @@ static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subf
 	switch (preferred_subflow(tp, network->preference)) {
 	case PREFERRED_USED:
 		subflow->preferred_at = now;
-		if (network->steered && (is_new || bpf_map_lookup_elem(&steered_subflows, ends)))
-			return STEERED;
-		return PACED;
+		return network->steered && is_steered(tp, ends, is_new) ? STEERED : PACED;
 	case PREFERRED_UNUSED:
 		return now - subflow->preferred_at < PRIORITY_NS ? PACED : NO_CAP;
 	case TOO_MANY_SUBFLOWS:
