@@ -46,7 +46,8 @@ def serve(path: Path) -> None:
         record = PortRecord(directory)
         recorded = record.load()
         kernel, features = back_ends.kernel_of(config, kept.replace)
-        if not isinstance(features[FeatureName.STEERING], Steering):
+        # Steering frees subflows itself, but only those on the ports that are served.
+        if not isinstance(features[FeatureName.STEERING], Steering) or {*recorded} - {*config.proxy.ports}:
             with closing(ClsactFilters(directory, FilterSet.STEERING)) as steering:
                 free_steered(steering, recorded)
         service.require_writable(config.state_directory)
