@@ -12,6 +12,8 @@ from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from mptcp_lab.host import Host
     from mptcp_lab.topology import AccessLink
 
@@ -54,6 +56,30 @@ def paced(proxy: Host) -> set[Client]:
     lines = proxy.run("ss", "-tinH", "state", "established", "sport", "=", f":{PORT}").stdout.splitlines()
     peers = (ends.split()[3].rsplit(":", 1) for ends, info in pairwise(lines) if re.search(r"pacing_rate \S+/", info))
     return {Client(oracle.plain(address.strip("[]")), int(port)) for address, port in peers}
+
+
+def held(proxy: Host, clients: Iterable[Host]) -> set[Client]:
+    """The subflows that MPTCP at the proxy takes for backups although their clients have not asked for it.
+
+    ss(8) shows `B` where the other side has asked for it, and `b` at that side.
+    """
+    backups = {peer for _, peer in _flagged(proxy, "B")}
+    return backups - {own for client in clients for own, _ in _flagged(client, "b")} if backups else set()
+
+
+def _flagged(host: Host, flag: str) -> Iterator[tuple[Client, Client]]:
+    """Both ends of the subflows of a host with this flag, its own end first."""
+    ours = ("(", "sport", "=", f":{PORT}", "or", "dport", "=", f":{PORT}", ")")
+    lines = host.run("ss", "-tinH", "state", "established", *ours).stdout.splitlines()
+    for ends, info in pairwise(lines):
+        flags = re.search(r"flags:(\w+) token:", info)
+        if flags is not None and flag in flags[1]:
+            own, peer = (each.rsplit(":", 1) for each in ends.split()[2:4])
+            yield _client(*own), _client(*peer)
+
+
+def _client(address: str, port: str) -> Client:
+    return Client(oracle.plain(address.strip("[]").split("%")[0]), int(port))
 
 
 def may_be_throttled(proxy: Host, preferred: AccessLink) -> set[Client]:

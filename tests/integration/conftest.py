@@ -35,12 +35,12 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
 def world(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
     """The module's hosts, with services of the test's own, configured by the module's constants.
 
-    These are NETWORKS, the section DAEMON, PORTS and INTERFACES. An indirect parameter is the classifier.
+    These are NETWORKS, the section DAEMON, PORTS and INTERFACES. An indirect parameter is the classifier, or
+    settings of that section.
     """
-    module = request.module
-    daemon = {"classifier": "auto", **getattr(module, "DAEMON", {})}
-    if hasattr(request, "param"):
-        daemon["classifier"] = request.param
+    module, param = request.module, getattr(request, "param", {})
+    settings = {"classifier": param} if isinstance(param, str) else param
+    daemon = {"classifier": "auto", **getattr(module, "DAEMON", {}), **settings}
     networks, ports = getattr(module, "NETWORKS", WIFI_FIRST), getattr(module, "PORTS", (PORT,))
     with proxy_world.serving(hosts, networks, daemon, ports, getattr(module, "INTERFACES", ("eth0",))) as running:
         yield running
@@ -48,14 +48,15 @@ def world(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
 
 @pytest.fixture
 def before(world: ProxyWorld) -> dict[str, str]:
-    """The state of the proxy's kernel before the test."""
+    """The state of the proxy's kernel before the test, while nothing is throttled."""
     return kernel_state(world.proxy)
 
 
 @pytest.fixture
 def own_world(request: pytest.FixtureRequest) -> Iterator[ProxyWorld]:
-    """For a test that changes the hosts: no other test has them."""
+    """For a test that changes the hosts: no other test has them. A parameter is settings of the daemon."""
     module = request.module
-    networks, daemon = getattr(module, "NETWORKS", WIFI_FIRST), getattr(module, "DAEMON", None)
+    networks = getattr(module, "NETWORKS", WIFI_FIRST)
+    daemon = {**getattr(module, "DAEMON", {}), **getattr(request, "param", {})}
     with proxy_world.proxy_world(getattr(module, "TOPOLOGY", None), networks, daemon) as running:
         yield running

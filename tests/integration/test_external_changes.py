@@ -133,12 +133,12 @@ def is_free(world: ProxyWorld) -> bool:
     return world.capped() == [] and world.marks() == []
 
 
-def stop_and_compare(world: ProxyWorld, before: dict[str, str]) -> None:
+def stop_and_compare(world: ProxyWorld) -> None:
     """The daemon still runs, and its stop leaves everything as it was."""
     world.abort()
     assert world.daemon.exit_status is None
     assert world.daemon.stop() == 0, world.daemon.log_text()[-600:]
-    assert kernel_state(world.proxy) == before
+    assert kernel_state(world.proxy) == world.original
 
 
 @pytest.mark.parametrize(
@@ -146,15 +146,13 @@ def stop_and_compare(world: ProxyWorld, before: dict[str, str]) -> None:
     [("rules", BY_HAND + RULES_BY_HAND), ("nft", BY_HAND[:-1] + NFT_BY_HAND)],
     indirect=["world"],
 )
-def test_foreign_change_is_repaired_within_2_s(
-    world: ProxyWorld, before: dict[str, str], planned: InKernel, by_hand: tuple[str, ...]
-) -> None:
+def test_foreign_change_is_repaired_within_2_s(world: ProxyWorld, planned: InKernel, by_hand: tuple[str, ...]) -> None:
     for command in by_hand:
         world.proxy.run("sh", "-c", command)
         eventually(lambda: in_kernel(world) == planned, f"repaired after {command}", WITHIN)
         # All hosts of the lab share the lock of iptables(8), which may be taken for a moment.
         eventually(lambda: world.errors() == [], f"no error after {command}", WITHIN)
-    stop_and_compare(world, before)
+    stop_and_compare(world)
 
 
 @pytest.mark.parametrize("world", ["rules"], indirect=True)
@@ -182,19 +180,18 @@ def test_class_that_another_program_gives_a_subflow_is_repaired_at_once(world: P
     assert "another program had changed kernel objects; repaired by" in world.daemon.log_text()
 
 
-def test_interface_down_and_up_is_capped_again(world: ProxyWorld, before: dict[str, str]) -> None:
+def test_interface_down_and_up_is_capped_again(world: ProxyWorld) -> None:
     world.begin_settled()
     world.proxy.ip(["link set eth0 down"])
     eventually(lambda: is_free(world), "no subflow capped", WITHIN)
     world.proxy.ip(UP_AGAIN)
     eventually(lambda: len(world.capped()) == 1, "capped again", COMEBACK)
     assert world.errors() == []
-    stop_and_compare(world, before)
+    stop_and_compare(world)
 
 
 def test_interface_deleted_and_recreated_is_capped_again(own_world: ProxyWorld) -> None:
-    proxy, router = own_world.proxy, own_world.lab.router
-    before = kernel_state(proxy)
+    router = own_world.lab.router
     own_world.begin_settled()
     router.ip(["link delete proxy"])
     eventually(lambda: is_free(own_world), "no subflow capped", WITHIN)
@@ -204,7 +201,7 @@ def test_interface_deleted_and_recreated_is_capped_again(own_world: ProxyWorld) 
     eventually(lambda: own_world.capped() != [], "capped again", COMEBACK)
     assert "htb 4d50:" in own_world.qdisc()
     assert own_world.errors() == []
-    stop_and_compare(own_world, before)
+    stop_and_compare(own_world)
 
 
 def recreate(world: ProxyWorld) -> None:
@@ -224,7 +221,7 @@ def recreate(world: ProxyWorld) -> None:
 @pytest.mark.parametrize("how", ["missing", "down"])
 def test_interface_that_is_not_there_at_the_start_is_waited_for(how: str) -> None:
     with proxy_world.hosts(TOPOLOGY) as own, proxy_world.configured(own) as world:
-        before, proxy = kernel_state(world.proxy), world.proxy
+        proxy = world.proxy
         if how == "missing":
             world.lab.router.ip(["link delete proxy"])
         else:
@@ -246,7 +243,7 @@ def test_interface_that_is_not_there_at_the_start_is_waited_for(how: str) -> Non
         world.download()
         eventually(lambda: world.capped() != [], "capped", COMEBACK)
         assert (world.errors(), world.services.exit_statuses) == ([], (None, None))
-        stop_and_compare(world, before)
+        stop_and_compare(world)
 
 
 def test_interface_recreated_with_another_qdisc_keeps_that_one(own_world: ProxyWorld) -> None:
@@ -262,7 +259,7 @@ def test_interface_recreated_with_another_qdisc_keeps_that_one(own_world: ProxyW
 
 
 @pytest.mark.parametrize("how", ["down", "live"])
-def test_interface_renamed_gets_its_saved_qdisc_back(world: ProxyWorld, before: dict[str, str], how: str) -> None:
+def test_interface_renamed_gets_its_saved_qdisc_back(world: ProxyWorld, how: str) -> None:
     world.begin_settled()
     renaming = "link set eth0 name eth9"
     if how == "live" and world.proxy.run("ip", *renaming.split(), check=False).returncode != 0:
@@ -276,12 +273,11 @@ def test_interface_renamed_gets_its_saved_qdisc_back(world: ProxyWorld, before: 
     world.proxy.ip(["link set eth9 down", "link set eth9 name eth0", *UP_AGAIN])
     eventually(lambda: len(world.capped()) == 1, "capped again", COMEBACK)
     assert world.errors() == []
-    stop_and_compare(world, before)
+    stop_and_compare(world)
 
 
 def test_new_proxy_address_is_capped_and_the_old_one_forgotten(own_world: ProxyWorld) -> None:
     proxy, client = own_world.proxy, own_world.lab.client
-    before = kernel_state(proxy)
     own_world.begin_settled()
     proxy.ip(
         [
@@ -300,7 +296,7 @@ def test_new_proxy_address_is_capped_and_the_old_one_forgotten(own_world: ProxyW
     assert own_world.errors() == []
     own_world.abort()
     curl.stop()
-    stop_and_compare(own_world, before)
+    stop_and_compare(own_world)
 
 
 def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWorld, planned: InKernel) -> None:
@@ -322,7 +318,7 @@ def test_foreign_qdisc_that_cannot_be_saved_stays_and_is_reported(world: ProxyWo
     assert root_qdisc(world) == "qdisc pfifo 7: root limit 77p"
 
 
-def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld, before: dict[str, str]) -> None:
+def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) -> None:
     program = world.proxy.directory / "committer.py"
     program.write_text(COMMITTER, encoding="ascii")
     committer = world.proxy.start("committer", EXECUTABLES / "python", program)
@@ -341,7 +337,7 @@ def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld, be
     assert world.errors() == []
     world.proxy.run("iptables-legacy", "-t", "mangle", "-F", "FOREIGN")
     world.proxy.run("iptables-legacy", "-t", "mangle", "-X", "FOREIGN")
-    stop_and_compare(world, before)
+    stop_and_compare(world)
 
 
 @pytest.mark.parametrize(

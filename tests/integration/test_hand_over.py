@@ -225,9 +225,9 @@ def test_kernel_program_decides_while_no_daemon_runs(world: ProxyWorld, services
     world.begin_settled()
     kill_for_good(services)
     world.download()
-    eventually(lambda: world.paced() == 2, "a new subflow paced, too")
+    world.wait_restrained(2)
     world.proxy.run("ss", "-K", "-t", "dst", wifi)
-    eventually(lambda: (world.paced(), world.marks()) == (0, []), "freed by the kernel", within=2)
+    eventually(lambda: (world.restrained(), world.marks()) == (set(), []), "freed by the kernel", within=2)
     restart(services)
     eventually(lambda: services.answers(services.sockets.daemon), "started again")
 
@@ -247,12 +247,12 @@ def remove_and_stop(services: Booted) -> None:
 
 @pytest.mark.parametrize("end", [stop, stop_clean_up, remove_and_stop])
 def test_stop_has_restored_everything_when_it_returns(
-    world: ProxyWorld, before: dict[str, str], services: Booted, end: Callable[[Booted], None]
+    world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
 ) -> None:
     world.begin_settled()
     end(services)
-    assert kernel_state(world.proxy) == before
-    assert (world.paced(), world.marks()) == (0, [])
+    assert kernel_state(world.proxy) == world.original
+    assert (world.restrained(), world.marks()) == (set(), [])
     eventually(lambda: services.kept_links == 0, "no program kept")
     assert services.systemctl("is-active", DAEMON) == "inactive"
     if end is stop:
@@ -282,13 +282,13 @@ def kill_and_invalidate(services: Booted) -> None:
 
 @pytest.mark.parametrize("end", [kill_and_stop, give_up, invalidate, kill_and_invalidate])
 def test_everything_is_restored_if_no_start_succeeds(
-    world: ProxyWorld, before: dict[str, str], services: Booted, end: Callable[[Booted], None]
+    world: ProxyWorld, services: Booted, end: Callable[[Booted], None]
 ) -> None:
     world.begin_settled()
     end(services)
     eventually(lambda: services.systemctl("is-active", CLEAN_UP) in {"inactive", "failed"}, "cleaned up")
-    assert kernel_state(world.proxy) == before
-    assert (world.paced(), world.marks()) == (0, [])
+    assert kernel_state(world.proxy) == world.original
+    assert (world.restrained(), world.marks()) == (set(), [])
     assert services.kept_links == 0
     assert services.systemctl("is-active", DAEMON) == ("inactive" if end is kill_and_stop else "failed")
 
@@ -302,7 +302,7 @@ def test_restart_with_other_settings_leaves_nothing_of_the_earlier(
     services.configure_daemon(**settings)
     wait_restarted(services, end)
     eventually(lambda: [mark.mask for mark in world.marks()] == [0xFFFF_0000], "marked by packet alone")
-    world.wait_paced(0 if "pacing" in settings else 1)
+    world.wait_restrained(0 if "pacing" in settings else 1)
     assert services.kept_links == (0 if "pacing" in settings else 1)
     freed = "all subflows are freed until the next start: daemon.classifier"
     assert (freed in services.log_of(DAEMON)) == (end is restart)
@@ -320,4 +320,4 @@ def test_restart_with_another_port_frees_the_sockets_of_the_old_one(
     world.begin_settled()
     services.config.write_text(services.config.read_text().replace(f"- {PORT}\n", "- 9999\n"))
     wait_restarted(services, end)
-    assert (world.paced(), world.marks(), services.kept_links) == (0, [], 0)
+    assert (world.restrained(), world.marks(), services.kept_links) == (set(), [], 0)

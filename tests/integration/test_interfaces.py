@@ -65,7 +65,7 @@ def sent_bytes(world: ProxyWorld, interface: str) -> int:
     return sum(counters.bytes for counters in world.class_counters(interface).values())
 
 
-def test_cap_is_held_on_the_interface_that_carries_the_subflow(world: ProxyWorld, before: dict[str, str]) -> None:
+def test_cap_is_held_on_the_interface_that_carries_the_subflow(world: ProxyWorld) -> None:
     second = world.lab.clients["second"]
     world.begin_settled(client=second)
     assert classes(world, "eth0") == classes(world, "eth1") != {}
@@ -78,7 +78,7 @@ def test_cap_is_held_on_the_interface_that_carries_the_subflow(world: ProxyWorld
     world.abort()
     world.wait_restored()
     assert world.daemon.stop() == 0
-    assert kernel_state(world.proxy) == before
+    assert kernel_state(world.proxy) == world.original
 
 
 def test_share_is_held_across_both_interfaces(hosts: Hosts) -> None:

@@ -1,6 +1,7 @@
 """Pacing: under a cap a download gets nearly all that is permitted, and no socket is paced without a reason.
 
-The program on the proxy's sockets paces for the daemon, and decides by itself while the daemon does not.
+The program on the proxy's sockets paces for the daemon, and decides by itself while the daemon does not. What it
+promises without steering holds with it, too: a subflow is held back instead of paced (test_steering.py).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.origin import endless
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT
+from mptcp_lab.throttled import Client
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
@@ -44,6 +46,13 @@ from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 
 PAYLOAD_PART = 1428 / 1514
 """Payload bytes of a full segment with MPTCP's options, of the bytes of its frame."""
+
+DAEMON = {"steering": False}
+WITH_AND_WITHOUT_STEERING = [{"steering": True}, {"steering": False}]
+either_way = pytest.mark.parametrize("world", WITH_AND_WITHOUT_STEERING, indirect=True, ids=["steering", "paces"])
+on_own_hosts_either_way = pytest.mark.parametrize(
+    "own_world", WITH_AND_WITHOUT_STEERING, indirect=True, ids=["steering", "paces"]
+)
 
 OTHER_PORT = 9090
 # include/uapi/asm-generic/socket.h, include/uapi/linux/tcp.h
@@ -98,9 +107,10 @@ def wait_received(download: Download, size: int) -> None:
     eventually(lambda: download.received >= before + size, f"{size} bytes received")
 
 
+@either_way
 def test_capped_download_gets_80_percent_of_what_is_permitted(world: ProxyWorld) -> None:
     download = world.download()
-    world.wait_paced()
+    world.wait_restrained()
     world.wait_settled()
     wait_received(download, 5 * MEGABYTE)  # TCP's slow start on Wi-Fi is over
     samples = watch(download, 6)
@@ -109,6 +119,7 @@ def test_capped_download_gets_80_percent_of_what_is_permitted(world: ProxyWorld)
     assert (after - before) * 8 / (ended - began) > 0.8 * permitted
 
 
+@either_way
 def test_cap_in_mid_transfer_stops_the_data_for_less_than_a_second(world: ProxyWorld) -> None:
     world.services.ask("pause", None)
     download = world.download()
@@ -119,7 +130,7 @@ def test_cap_in_mid_transfer_stops_the_data_for_less_than_a_second(world: ProxyW
     world.wait_capped(2)
     assert longest_gap(watch(download, 2.5)) < 1.0
     world.services.ask("pause", None)
-    eventually(lambda: world.paced() == 0, "no socket paced", within=1)
+    eventually(lambda: not world.restrained(), "no subflow paced or held back", within=1)
     result = document.wait()
     assert (result.exit_status, result.intact) == (0, True)
 
@@ -163,7 +174,7 @@ def test_plain_tcp_keeps_the_pace_and_unsent_limit_that_its_server_gave_it(world
 
 def test_listener_of_another_program_on_a_proxy_port_frees_no_subflow(hosts: Hosts) -> None:
     proxy = hosts.lab.proxy
-    services = Services(proxy, WIFI_FIRST, name="two-ports", ports=(PORT, OTHER_PORT))
+    services = Services(proxy, WIFI_FIRST, name="two-ports", ports=(PORT, OTHER_PORT), daemon=DAEMON)
     with own_cgroup() as cgroup, attended(hosts, services) as world, services:
         world.begin_settled()
         world.wait_paced()
@@ -182,45 +193,51 @@ def test_listener_of_another_program_on_a_proxy_port_frees_no_subflow(hosts: Hos
 # What the program does without the daemon
 
 
-def test_kernel_paces_and_frees_subflows_before_the_daemon_knows(own_world: ProxyWorld) -> None:
+@on_own_hosts_either_way
+def test_kernel_restrains_and_frees_subflows_before_the_daemon_knows(own_world: ProxyWorld) -> None:
     client = own_world.lab.client
     change = ("ip", "mptcp", "endpoint", "change", str(client.address(WIFI, 4)))
     with own_world.daemon.suspended():
-        own_world.begin_paced()
+        own_world.download()
+        own_world.wait_restrained()
         assert "htb" not in own_world.qdisc()
         client.run(*change, "backup")
-        eventually(lambda: own_world.paced() == 0, "no socket paced beside a backup", within=2)
+        eventually(lambda: not own_world.restrained(), "free beside a backup", within=2)
         client.run(*change, "nobackup")
-        own_world.wait_paced()
+        own_world.wait_restrained()
     own_world.wait_capped()
     with own_world.daemon.suspended():
         client.leave(WIFI)
-        eventually(lambda: own_world.paced() == 0, "no socket paced after the end of Wi-Fi", within=1)
+        eventually(lambda: not own_world.restrained(), "free after the end of Wi-Fi", within=1)
 
 
+@on_own_hosts_either_way
 def test_kernel_paces_although_all_subflows_are_backups(own_world: ProxyWorld) -> None:
     client = own_world.lab.client
     ethernet, wifi = (str(client.address(link, 4)) for link in (ETHERNET, WIFI))
     client.run("ip", "mptcp", "endpoint", "add", ethernet, "dev", "eth0")
-    own_world.begin_paced()
+    own_world.download()
+    own_world.wait_restrained()
     client.run("ip", "mptcp", "endpoint", "change", wifi, "backup")
-    eventually(lambda: own_world.paced() == 0, "a backup justifies no cap")
+    eventually(lambda: not own_world.restrained(), "a backup justifies no cap")
     client.run("ip", "mptcp", "endpoint", "change", ethernet, "backup")
     own_world.wait_paced()
     own_world.wait_capped()
 
 
-def test_kernel_adopts_a_connection_that_is_older_than_the_daemon(hosts: Hosts) -> None:
-    with configured(hosts) as world:
+@pytest.mark.parametrize("daemon", WITH_AND_WITHOUT_STEERING, ids=["steering", "paces"])
+def test_kernel_adopts_a_connection_that_is_older_than_the_daemon(hosts: Hosts, daemon: dict[str, bool]) -> None:
+    with configured(hosts, daemon=daemon) as world:
         world.services.start_sniffer()
         download = world.download()
         eventually(lambda: download.received > 3 * MEGABYTE, "the download in progress")
-        assert world.paced() == 0
+        assert world.restrained() == set()
         world.start_daemon()
-        world.wait_paced()
+        world.wait_restrained()
         world.wait_capped()
 
 
+@on_own_hosts_either_way
 def test_capped_subflow_that_joined_is_freed_after_a_killed_daemon(own_world: ProxyWorld) -> None:
     lab, client = own_world.lab, own_world.lab.client
     client.run("ip", "mptcp", "endpoint", "add", str(client.address(ETHERNET, 4)), "dev", "eth0", "subflow")
@@ -230,11 +247,11 @@ def test_capped_subflow_that_joined_is_freed_after_a_killed_daemon(own_world: Pr
     client.start("wifi-first", *fetch)
     (capped,) = own_world.wait_settled()
     assert capped.network == "ethernet"
-    own_world.wait_paced()
+    own_world.wait_restrained()
     own_world.daemon.kill()
-    assert own_world.paced() == 1
+    own_world.wait_restrained()
     own_world.services.clean_up()
-    assert own_world.paced() == 0
+    assert own_world.restrained() == set()
 
 
 def test_sockets_are_freed_although_the_kernel_refuses_at_first(world: ProxyWorld) -> None:
@@ -245,10 +262,11 @@ def test_sockets_are_freed_although_the_kernel_refuses_at_first(world: ProxyWorl
     assert world.paced() == 0
 
 
-def test_idle_socket_keeps_no_pace_when_the_daemon_stops(world: ProxyWorld) -> None:
+@either_way
+def test_idle_subflow_is_free_when_the_daemon_stops(world: ProxyWorld) -> None:
     idle = world.download()
     world.wait_settled()
-    world.wait_paced()
+    world.wait_restrained()
 
     def carried() -> list[str]:
         return re.findall(r"bytes_acked:\d+", world.proxy.run("ss", "-tinH").stdout)
@@ -261,40 +279,43 @@ def test_idle_socket_keeps_no_pace_when_the_daemon_stops(world: ProxyWorld) -> N
     with idle.suspended():
         eventually(is_idle, "nothing acknowledged any more")
         assert world.daemon.stop() == 0
-        assert world.paced() == 0
+        assert world.restrained() == set()
 
 
-def test_first_subflow_is_paced_for_the_provisional_time_alone() -> None:
+@pytest.mark.parametrize("daemon", WITH_AND_WITHOUT_STEERING, ids=["steering", "paces"])
+def test_first_subflow_is_paced_for_the_provisional_time_alone(daemon: dict[str, bool]) -> None:
     wifi, ethernet = WIFI_FIRST
     networks = [wifi, replace(ethernet, provisional=3.0)]
-    with proxy_world(Topology(clients=(ClientSpec(wifi=None),)), networks) as world:
+    with proxy_world(Topology(clients=(ClientSpec(wifi=None),)), networks, daemon) as world:
         world.begin_paced()
-        eventually(lambda: world.paced() == 0, "no socket paced", within=5)
+        eventually(lambda: not world.restrained(), "free", within=5)
         assert world.capped() == []
 
 
-def test_capped_subflow_of_a_limited_network_is_never_free() -> None:
+@pytest.mark.parametrize("daemon", WITH_AND_WITHOUT_STEERING, ids=["steering", "paces"])
+def test_capped_subflow_of_a_limited_network_is_never_free(daemon: dict[str, bool]) -> None:
     networks = ethernet_with({RateKind.LIMIT: Rate(2_000_000)})
-    with proxy_world(networks=networks, daemon={"classifier": "socket"}) as world:
+    with proxy_world(networks=networks, daemon={"classifier": "socket", **daemon}) as world:
         world.begin_settled()
         with world.daemon.suspended():
             world.lab.client.leave(WIFI)
-            eventually(lambda: world.paced() == 0, "the cap has ended")
+            eventually(lambda: not world.restrained(), "the cap has ended")
             assert receive_rates(world.lab.client, 3)["eth0"] < 2.5e6
 
 
+@pytest.mark.parametrize("daemon", WITH_AND_WITHOUT_STEERING, ids=["steering", "paces"])
 @pytest.mark.parametrize("why", ["no cap", "paused"])
-def test_subflow_that_may_not_be_capped_is_never_paced(hosts: Hosts, why: str) -> None:
-    with serving(hosts, WITHOUT_CAP if why == "no cap" else WIFI_FIRST) as world:
+def test_subflow_that_may_not_be_capped_is_never_restrained(hosts: Hosts, why: str, daemon: dict[str, bool]) -> None:
+    with serving(hosts, WITHOUT_CAP if why == "no cap" else WIFI_FIRST, daemon) as world:
         if why == "paused":
             world.services.ask("pause", None)
         download = world.download(10 * MEGABYTE)
-        paced = set()
+        restrained = set[Client]()
 
         def received(size: int) -> bool:
-            paced.add(world.paced())
+            restrained.update(world.restrained())
             return download.received > size
 
         eventually(lambda: received(5 * MEGABYTE), "the download in progress")
-        assert paced == {0}
+        assert restrained == set()
         assert download.wait().intact

@@ -231,7 +231,7 @@ def overrides(world: ProxyWorld) -> set[tuple[str, str, int]]:
     }
 
 
-def test_pause_frees_all_subflows_and_survives_a_crash(world: ProxyWorld, before: dict[str, str]) -> None:
+def test_pause_frees_all_subflows_and_survives_a_crash(world: ProxyWorld) -> None:
     world.services.cli("set-rate", "wifi", "20mbit", "--limit")
     world.download()
     eventually(lambda: {s.kind for s in world.services.subflows()} == {"cap", "limit"}, "capped and limited")
@@ -239,7 +239,7 @@ def test_pause_frees_all_subflows_and_survives_a_crash(world: ProxyWorld, before
         assert world.services.cli("pause").stdout == "paused by the operator, until resumed: nothing is throttled\n"
         assert world.marks() == []
         assert {s.reason for s in world.services.subflows()} == {"paused by the operator"}
-    eventually(lambda: kernel_state(world.proxy) == before, "everything restored")
+    eventually(lambda: kernel_state(world.proxy) == world.original, "everything restored")
 
     world.daemon.kill()
     world.start_daemon()
@@ -247,7 +247,7 @@ def test_pause_frees_all_subflows_and_survives_a_crash(world: ProxyWorld, before
     assert {(s.kind, s.reason) for s in world.services.subflows()} == {(None, "paused by the operator")}
     assert world.services.status()["daemon"]["pause"] == {"expires_at": None, "seconds_left": None}
     assert "paused by the operator, until resumed: nothing is throttled\n" in world.services.cli("status").stdout
-    assert kernel_state(world.proxy) == before
+    assert kernel_state(world.proxy) == world.original
 
     for answer in ("resumed: the rates apply again\n", "nothing was paused\n"):
         assert world.services.cli("resume").stdout == answer

@@ -37,42 +37,38 @@ def hosts(hosts: Hosts) -> Hosts:
 def test_end_in_mid_transfer_restores_everything(world: ProxyWorld, before: dict[str, str], end: str) -> None:
     download = world.download(40 * MEGABYTE)
     world.wait_capped()
-    world.wait_paced()
+    world.wait_restrained()
     assert kernel_state(world.proxy) != before
     if end == "SIGTERM":
         assert world.daemon.stop() == 0
     else:
         world.daemon.kill()
         assert kernel_state(world.proxy) != before
-        assert world.paced() == 1
+        world.wait_restrained()
         world.services.clean_up()
-        assert (kernel_state(world.proxy), world.paced()) == (before, 0)
+        assert (kernel_state(world.proxy), world.restrained()) == (world.original, set())
         world.services.clean_up()
-    assert (kernel_state(world.proxy), world.paced()) == (before, 0)
+    assert (kernel_state(world.proxy), world.restrained()) == (world.original, set())
     result = download.wait()
     assert (result.exit_status, result.intact) == (0, True)
 
 
 @pytest.mark.parametrize("invalid", ["the cgroup", "the configuration"])
-def test_cleanup_works_although_what_is_configured_is_invalid(
-    world: ProxyWorld, before: dict[str, str], invalid: str
-) -> None:
+def test_cleanup_works_although_what_is_configured_is_invalid(world: ProxyWorld, invalid: str) -> None:
     world.begin_capped()
-    world.wait_paced()
+    world.wait_restrained()
     world.daemon.kill()
     if invalid == "the cgroup":
         world.services.configure_daemon(cgroup="/sys/fs/cgroup/gone")
     else:
         world.services.config.write_text(world.services.config.read_text(encoding="utf-8") + "no_such_key: 1\n")
-    assert world.paced() == 1
+    world.wait_restrained()
     world.services.clean_up()
-    assert (kernel_state(world.proxy), world.paced()) == (before, 0)
+    assert (kernel_state(world.proxy), world.restrained()) == (world.original, set())
 
 
 @pytest.mark.parametrize("end", ["cleanup", "start"])
-def test_open_vswitch_that_is_absent_keeps_no_subflow_throttled(
-    world: ProxyWorld, before: dict[str, str], tmp_path: Path, end: str
-) -> None:
+def test_open_vswitch_that_is_absent_keeps_no_subflow_throttled(world: ProxyWorld, tmp_path: Path, end: str) -> None:
     """A daemon with tc has been killed, and its configuration then changed to a back end that this host lacks."""
     world.begin_capped()
     world.daemon.kill()
@@ -82,7 +78,7 @@ def test_open_vswitch_that_is_absent_keeps_no_subflow_throttled(
             world.services.clean_up()
     else:
         assert world.services.start_daemon().wait(10) == os.EX_OSERR
-    assert kernel_state(world.proxy) == before
+    assert kernel_state(world.proxy) == world.original
     world.services.configure_daemon(backend="tc")
 
 
@@ -94,7 +90,7 @@ def test_open_vswitch_that_is_absent_keeps_no_subflow_throttled(
     ],
     indirect=["world"],
 )
-def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str, before: dict[str, str]) -> None:
+def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str) -> None:
     world.begin_settled()
     world.daemon.kill()
     world.services.configure_daemon(classifier=after)
@@ -112,7 +108,7 @@ def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str, 
     world.abort()
     world.wait_restored()
     world.daemon.stop()
-    assert kernel_state(world.proxy) == before
+    assert kernel_state(world.proxy) == world.original
 
 
 def test_restart_after_kill_9_leaves_throttled_subflows_untouched() -> None:

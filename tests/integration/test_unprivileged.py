@@ -151,9 +151,7 @@ def world(hosts: Hosts, services: InUnits) -> Iterator[ProxyWorld]:
         yield running
 
 
-def test_services_cap_and_restore_with_the_rights_of_their_units(
-    world: ProxyWorld, before: dict[str, str], services: InUnits
-) -> None:
+def test_services_cap_and_restore_with_the_rights_of_their_units(world: ProxyWorld, services: InUnits) -> None:
     cli_group, lock_group = map(services.group_id, ("mptcp-throttle", "mptcp-xtables"))
     for name, process, groups in (
         ("mptcp-sniffer", world.sniffer, set()),
@@ -183,7 +181,7 @@ def test_services_cap_and_restore_with_the_rights_of_their_units(
     assert (refused, line) == (os.EX_NOPERM, f"{services.sockets.daemon}: permission denied; its group may use it")
 
     assert (world.daemon.stop(), world.sniffer.stop()) == (0, 0)
-    assert kernel_state(world.proxy) == before
+    assert kernel_state(world.proxy) == world.original
 
 
 def test_other_users_take_no_lock_and_do_not_reach_the_daemon(world: ProxyWorld, services: InUnits) -> None:
@@ -207,13 +205,13 @@ def test_cleanup_after_kill_9_works_as_the_units_user(
     world: ProxyWorld, before: dict[str, str], services: InUnits
 ) -> None:
     world.begin_capped()
-    eventually(lambda: world.paced() == 1, "one socket paced")
+    world.wait_restrained()
     world.daemon.kill()
     assert kernel_state(world.proxy) != before
-    assert world.paced() == 1
+    world.wait_restrained()
     world.proxy.run(*services.command("mptcp-throttled", "--cleanup", unit_name=CLEAN_UP), machine_files=True)
-    assert kernel_state(world.proxy) == before
-    assert world.paced() == 0
+    assert kernel_state(world.proxy) == world.original
+    assert world.restrained() == set()
 
 
 @pytest.mark.parametrize(("name", "capability"), [pair for pair in GRANTED if pair not in RESTRICTED])
@@ -248,7 +246,7 @@ def test_daemon_without_the_kernel_program_throttles_with_htb_alone(
     assert problem.startswith("load throttle.bpf.o: E")
     assert problem.endswith(f"(missing: {capability})")
     assert f"pacing: missing, so a cap slows down the whole connection: {problem}" in daemon.log_text()
-    assert world.paced() == 0
+    assert world.restrained() == set()
     world.abort()
     assert (daemon.stop(), sniffer.stop()) == (0, 0)
 
@@ -261,9 +259,7 @@ def close_iptables_lock(world: ProxyWorld, services: InUnits, classifier: str) -
     world.start_daemon()
 
 
-def test_inaccessible_iptables_lock_is_one_error_and_caps_no_subflow(
-    world: ProxyWorld, before: dict[str, str], services: InUnits
-) -> None:
+def test_inaccessible_iptables_lock_is_one_error_and_caps_no_subflow(world: ProxyWorld, services: InUnits) -> None:
     close_iptables_lock(world, services, "rules")
     world.download()
     eventually(lambda: bool(world.errors()), "the error reported")
@@ -272,20 +268,20 @@ def test_inaccessible_iptables_lock_is_one_error_and_caps_no_subflow(
     ]
     assert (world.capped(), world.marks()) == ([], [])
     assert world.daemon.stop() == 0
-    assert kernel_state(world.proxy) == before
+    assert kernel_state(world.proxy) == world.original
     assert [line for line in world.daemon.log_text().splitlines() if "EACCES" in line and "ERROR" in line] != []
 
 
 @pytest.mark.parametrize("classifier", ["socket", "nft"])
 def test_other_classifiers_need_no_access_to_the_iptables_lock(
-    world: ProxyWorld, before: dict[str, str], services: InUnits, classifier: str
+    world: ProxyWorld, services: InUnits, classifier: str
 ) -> None:
     close_iptables_lock(world, services, classifier)
     world.begin_settled()
     assert ("meta priority set" in world.chain()) == (classifier == "nft")
     assert world.errors() == []
     assert world.daemon.stop() == 0
-    assert kernel_state(world.proxy) == before
+    assert kernel_state(world.proxy) == world.original
 
 
 def test_unwritable_state_directory_is_reported_in_one_line(hosts: Hosts, services: InUnits) -> None:

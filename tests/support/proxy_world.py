@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final
 from foreign_program import sockets_of
 from polling import eventually
 
-from mptcp_lab import oracle
+from mptcp_lab import oracle, throttled
 from mptcp_lab.curve import MEGA, Curve
 from mptcp_lab.download import Download, reset_subflows
+from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.marks import CHAIN, SHOW_MARKS, TABLE, Mark, parse_marks
 from mptcp_lab.origin import PORT as ORIGIN_PORT
 from mptcp_lab.origin import Origin, endless, start_origin
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
     from mptcp_lab.process import Process
     from mptcp_lab.proxy_server import ProxyServer
+    from mptcp_lab.throttled import Client as Peer
     from mptcp_throttle.model import AccessNetwork
 
 MEGABYTE: Final = 10**6
@@ -96,6 +98,8 @@ class ProxyWorld:
     origin: Origin
     services: Services
     server: ProxyServer = SQUID
+    original: Mapping[str, str] = field(default_factory=dict)
+    """The state of the proxy's kernel before the services were started."""
     _downloads: dict[Download, Client] = field(default_factory=dict, init=False)
     _uploads: list[Upload] = field(default_factory=list, init=False)
 
@@ -238,6 +242,25 @@ class ProxyWorld:
         """The proxy's established sockets with a maximum pacing rate."""
         return len(re.findall(r"pacing_rate \S+/", self.lab.proxy.run("ss", "-tinH").stdout))
 
+    def held_back(self) -> set[Peer]:
+        """The subflows that MPTCP at the proxy takes for backups although their clients have not asked for it.
+
+        A pulse lets such a subflow send for some milliseconds (docs/explanation/steering.md).
+        """
+        return throttled.held(self.proxy, self.lab.clients.values())
+
+    def restrained(self) -> set[Peer]:
+        """The subflows that are paced or held back."""
+        return throttled.paced(self.proxy) | self.held_back()
+
+    def wait_held(self, count: int = 1) -> None:
+        """Wait until that many subflows are held back."""
+        eventually(lambda: len(self.held_back()) == count, f"{count} subflows held back")
+
+    def wait_restrained(self, count: int = 1) -> None:
+        """Wait until that many subflows are paced or held back."""
+        eventually(lambda: len(self.restrained()) == count, f"{count} subflows paced or held back")
+
     def server_pids(self) -> list[int]:
         """The processes that listen on the proxy's port."""
         shown = self.lab.proxy.run("ss", "-tnlpH", "sport", "=", f":{PORT}").stdout
@@ -292,21 +315,25 @@ def hosts(topology: Topology | None = None, server: ProxyServer = SQUID) -> Iter
 def attended(on: Hosts, services: Services) -> Iterator[ProxyWorld]:
     """A world with these services, which the test starts, or not. For others on these hosts it is left clean.
 
-    In the end all downloads are aborted and the services stopped; what a killed daemon left is cleaned up. Fails if
-    anything of ours is left in the kernel, or if a service logged a traceback.
+    In the end the services are stopped, what a killed daemon left is cleaned up, and all downloads are aborted. Fails
+    if anything of ours is left in the kernel or at a live subflow, or if a service logged a traceback.
     """
     proxy = on.lab.proxy
     eventually(lambda: not oracle.listed(proxy, PORT), "all earlier subflows ended", within=90)
     for log in proxy.directory.glob("mptcp-*.log"):
         log.unlink()
-    world = ProxyWorld(on.lab, on.origin, services, on.server)
+    world = ProxyWorld(on.lab, on.origin, services, on.server, kernel_state(proxy))
     try:
         yield world
     finally:
-        world.abort()
-        services.stop()
-        if services.daemon is not None and services.daemon.exit_status != 0:
-            services.clean_up()
+        try:
+            services.stop()
+            if services.daemon is not None and services.daemon.exit_status != 0:
+                services.clean_up()
+            restrained = world.restrained()
+        finally:
+            world.abort()
+    assert restrained == set()
     assert CHAIN not in world.chain()
     assert "table " not in world.chain()
     assert "htb 4d50:" not in proxy.run("tc", "qdisc", "show").stdout
