@@ -55,12 +55,13 @@ struct {
  * what it has from us. `pace` is UNLIMITED when the subflow is not capped, and while `drain_began`
  * is not 0. `has_unsent_limit`: from us. `class_id` is 0 when it is in no class. `began` is 0 if it
  * is not the first of its connection, or older than the program. `preferred_at` is when the
- * connection had a preferred path that MPTCP used. Times are those of bpf_ktime_get_ns(). Without
- * `callbacks` only the iterator serves it. */
+ * connection had a preferred path that MPTCP used, `unused_at` when only priorities kept it from
+ * that. Times are those of bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. */
 struct subflow {
 	__u64 began;
 	__u64 drain_began;
 	__u64 preferred_at;
+	__u64 unused_at;
 	__u32 pace;
 	__u32 pace_before;
 	__u32 unsent_limit_before;
@@ -230,11 +231,16 @@ static __always_inline bool is_provisional(struct subflow *subflow, struct netwo
 enum cap { NO_CAP, PACED, STEERED };
 
 /* Whether steering.bpf.c holds the subflow back while it is capped. It leaves alone what the client
- * wants as a backup. `is_new`: just established, so that it has not seen it. */
-static __always_inline bool is_steered(struct tcp_sock *tp, const struct ends *ends, bool is_new)
+ * wants as a backup, and what it holds is free while the client wants the preferred path as one: a
+ * client that changes priorities all the time is paced. `is_new`: just established, so that
+ * steering.bpf.c has not seen it. */
+static __always_inline bool is_steered(struct tcp_sock *tp, const struct subflow *subflow, const struct ends *ends,
+				       bool is_new)
 {
 	struct steered *steered = bpf_map_lookup_elem(&steered_subflows, ends);
 
+	if (subflow->unused_at && bpf_ktime_get_ns() - subflow->unused_at < PRIORITY_NS)
+		return false;
 	return steered ? !steered->client_wants_backup : is_new && !kernel_says_backup(subflow_context(tp));
 }
 
@@ -246,9 +252,12 @@ static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subf
 	switch (preferred_subflow(tp, network->preference)) {
 	case PREFERRED_USED:
 		subflow->preferred_at = now;
-		return network->steered && is_steered(tp, ends, is_new) ? STEERED : PACED;
+		return network->steered && is_steered(tp, subflow, ends, is_new) ? STEERED : PACED;
 	case PREFERRED_UNUSED:
-		return now - subflow->preferred_at < PRIORITY_NS ? PACED : NO_CAP;
+		if (now - subflow->preferred_at >= PRIORITY_NS)
+			return NO_CAP;
+		subflow->unused_at = now;
+		return PACED;
 	case TOO_MANY_SUBFLOWS:
 		return by_daemon ? PACED : NO_CAP;
 	default:
