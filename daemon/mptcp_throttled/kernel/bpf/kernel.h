@@ -64,7 +64,7 @@ struct mptcp_subflow_context {
 	struct list_head node;
 	struct sock *tcp_sock, *conn;
 	__u32 token;
-	__u32 mp_join : 1, backup : 1, stale : 1;
+	__u32 mp_join : 1, backup : 1, stale : 1, fully_established : 1;
 	__u32 request_bkup : 1; /* not in every kernel */
 };
 

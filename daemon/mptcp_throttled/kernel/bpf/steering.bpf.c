@@ -56,7 +56,6 @@ char LICENSE[] SEC("license") = "GPL";
 #define PRIORITY_BACKUP 0x00000100U
 #define PRIORITY_FLAGS 2 /* where the option has them */
 #define PRIORITY_IS_BACKUP 1
-#define PLAUSIBLE_BYTES (1U << 30)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -205,19 +204,23 @@ static __always_inline void charge(struct bucket *bucket, __u32 bytes, __u64 now
 	}
 }
 
-/* Until a client has sent data on the first subflow, MPTCP takes an ACK without DSS for the end of
- * MPTCP (net/mptcp/options.c, check_fully_established). */
+/* MPTCP takes an ACK without DSS for the end of MPTCP until a client has sent data on the first
+ * subflow, or has acknowledged one that the proxy has opened (net/mptcp/options.c,
+ * check_fully_established). */
 static __always_inline bool may_be_told(struct tcp_sock *tp)
 {
-	return joined(tp) || BPF_CORE_READ(tp, bytes_received);
+	return BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), fully_established) &&
+	       (joined(tp) || BPF_CORE_READ(tp, bytes_received));
 }
 
 /* Tells MPTCP at the proxy whether a subflow is a backup, by an ACK that is made of this packet. */
-static __always_inline void tell(struct __sk_buff *skb, struct steered *steered, enum proxy_told told, __u64 now)
+static __always_inline void tell(struct __sk_buff *skb, struct steered *steered, struct tcp_sock *tp,
+				 enum proxy_told told, __u64 now)
 {
 	__u32 mark = skb->mark;
 	long failed;
 
+	steered->acknowledged = BPF_CORE_READ(tp, snd_una);
 	skb->mark = ACK_MARK | (told == IS_BACKUP ? ACK_MARK_BACKUP : 0) | steered->slot;
 	failed = bpf_clone_redirect(skb, steered->interface, BPF_F_INGRESS);
 	skb->mark = mark;
@@ -240,11 +243,11 @@ static __always_inline void settle(struct __sk_buff *skb, struct steered *steere
 	if (steered->client_wants_backup || (wanted == IS_REGULAR && steered->told == NOTHING_HOLDS) || !may_be_told(tp))
 		return;
 	if (wanted != steered->told) {
-		tell(skb, steered, wanted, now);
+		tell(skb, steered, tp, wanted, now);
 	} else if (now - steered->told_at > ARRIVED_NS) {
 		if (kernel_says_backup(subflow_context(tp)) != is_held) {
 			count(TOLD_AGAIN);
-			tell(skb, steered, wanted, now);
+			tell(skb, steered, tp, wanted, now);
 		} else if (!steered->is_capped) {
 			steered->told = NOTHING_HOLDS;
 		}
@@ -368,7 +371,7 @@ static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_soc
 		if (from <= now) {
 			steered->open_until = bucket->open_until = now + PULSE_NS;
 			count(PULSES);
-			tell(skb, steered, IS_REGULAR, now);
+			tell(skb, steered, tp, IS_REGULAR, now);
 			return now + PULSE_NS;
 		}
 		if (from < earliest)
@@ -550,7 +553,6 @@ int deliver_acks(struct __sk_buff *skb)
 	bool is_ours = (skb->mark & ACK_MARK_MASK) == ACK_MARK;
 	struct steered *steered;
 	struct segment segment;
-	__u32 acknowledged;
 
 	if (is_ours) {
 		if (!parse(skb, &segment, false) || !write_ack(skb, &segment))
@@ -561,13 +563,8 @@ int deliver_acks(struct __sk_buff *skb)
 	if (!parse(skb, &segment, true) || !segment.tcp.ack || segment.tcp.syn || segment.tcp.rst)
 		return TC_ACT_UNSPEC;
 	steered = bpf_map_lookup_elem(&steered_subflows, &segment.ends);
-	if (!steered)
-		return TC_ACT_UNSPEC;
-	acknowledged = bpf_ntohl(segment.tcp.ack_seq);
-	if (is_after(acknowledged, steered->acknowledged) &&
-	    acknowledged - steered->acknowledged < PLAUSIBLE_BYTES)
-		steered->acknowledged = acknowledged;
-	note_priority(skb, &segment, steered);
+	if (steered)
+		note_priority(skb, &segment, steered);
 	return TC_ACT_UNSPEC;
 }
 

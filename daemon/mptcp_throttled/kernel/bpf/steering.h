@@ -33,9 +33,9 @@ enum proxy_told { NOTHING_HOLDS, IS_BACKUP, IS_REGULAR };
 /* A subflow on an access network that has a cap. `is_capped`: when `looked_at`, its connection had a
  * live preferred subflow. `client_wants_backup` is what the client itself has asked for. `bytes`
  * were sent while it was capped, headers included. `sequence` is the next byte of the client that
- * the proxy has acknowledged, `acknowledged` the highest acknowledgment of the client;
- * `first_acknowledged` was that when the record was made. The ACKs that we make arrive at
- * `interface`. */
+ * the proxy has acknowledged, `acknowledged` the highest acknowledgment of the client when MPTCP was
+ * told last; `first_acknowledged` was that when the record was made. The ACKs that we make arrive
+ * at `interface`. */
 struct steered {
 	__u64 told_at;
 	__u64 looked_at;
