@@ -76,7 +76,8 @@ class _LiveSubflow:
     """`sequence`, the client's initial sequence number, distinguishes it from a later subflow on the same ports; None
     if known from the kernel list only. `established_at` is when it came into the table, `idle_since` the time of its
     last captured segment. `closed_by_kernel`: when it said so; it may still send what was queued before.
-    `backup_claimed`: what the client was seen to ask for last, whether the kernel has confirmed it or not."""
+    `backup_claimed`: the client was seen to ask for a backup. `backup_withdrawn`: then for a regular subflow, which the
+    kernel has not confirmed."""
 
     ends: FourTuple
     opened_at: float
@@ -87,6 +88,7 @@ class _LiveSubflow:
     proxy_address_id: int = 0
     backup_at_join: bool = False
     backup_claimed: bool = False
+    backup_withdrawn: bool = False
     backup_by_client: bool = False
     backup_by_proxy: bool = False
     stalled: bool = False
@@ -334,7 +336,8 @@ class Tracker:
                 return
             entry.subflows[ends].idle_since = at
             if by_client and isinstance(option, MpPrio):
-                entry.subflows[ends].backup_claimed = option.backup
+                entry.subflows[ends].backup_claimed |= option.backup
+                entry.subflows[ends].backup_withdrawn = not option.backup
             if by_client and isinstance(option, MpPrio | RemoveAddr | MpFail) and self._is_left_to_kernel():
                 continue
             match option:
@@ -477,6 +480,9 @@ class Tracker:
             yield from self._set_backup(entry, event.ends, backup, at, by_client=True)
 
     def _asked_by_client(self, live: _LiveSubflow, *, kernel_says: bool) -> bool:
+        # Any host can forge what withdraws it.
+        if not kernel_says and live.backup_withdrawn:
+            live.backup_claimed = live.backup_withdrawn = False
         return kernel_says and (live.backup_claimed or not self._steered)
 
     def _expect_other_ports(self, token: Token) -> None:
