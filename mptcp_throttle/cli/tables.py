@@ -35,7 +35,7 @@ def show_status(data: Json) -> None:
     )
     if daemon["capped_uplinks"] or daemon["limited_uplinks"]:
         console.print(f"uplinks: {daemon['capped_uplinks']} capped, {daemon['limited_uplinks']} limited")
-    console.print(f"{daemon['paced_subflows']} subflows paced")
+    console.print(f"{daemon['held_subflows']} subflows held back, {daemon['paced_subflows']} paced")
     for feature, texts in FEATURE_TEXTS.items():
         problem = daemon["features"][feature]["problem"]
         if problem is not None:

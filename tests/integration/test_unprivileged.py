@@ -169,7 +169,8 @@ def test_services_cap_and_restore_with_the_rights_of_their_units(world: ProxyWor
     assert (capped.network, capped.rate) == ("ethernet", 1_000_000)
     assert "htb 4d50:" in world.qdisc()
     status = services.status()["daemon"]
-    assert (status["features"]["pacing"]["problem"], status["paced_subflows"]) == (None, 1)
+    assert [status["features"][name]["problem"] for name in ("steering", "pacing")] == [None, None]
+    assert (status["held_subflows"], status["paced_subflows"]) == (1, 0)
     assert len(world.marks()) == 1
     assert receive_rates(world.lab.client, 3)["eth0"] < 1.3e6
 

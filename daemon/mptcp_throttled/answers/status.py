@@ -43,7 +43,8 @@ def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], confi
             "limited_subflows": kinds[RateKind.LIMIT],
             "capped_uplinks": kinds[RateKind.UPLINK_CAP],
             "limited_uplinks": kinds[RateKind.UPLINK_LIMIT],
-            "paced_subflows": len(snapshot.applied.paces),
+            "held_subflows": snapshot.held,
+            "paced_subflows": max(0, len(snapshot.applied.paces) - snapshot.held),
             "features": {
                 name: {"problem": state.problem, "counters": dict(state.counters)}
                 for name, state in snapshot.features.items()

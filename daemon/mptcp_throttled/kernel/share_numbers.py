@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -41,7 +41,7 @@ class ShareNumbers:
         return bool(self._records)
 
     @property
-    def subflows(self) -> Iterable[FourTuple]:
+    def subflows(self) -> Collection[FourTuple]:
         """Those that have a share."""
         return self._record_of.keys()
 

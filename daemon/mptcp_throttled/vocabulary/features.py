@@ -28,10 +28,14 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class FeatureState:
-    """`problem` is why the feature is not in place although it should be, `counters` what its program has counted."""
+    """`problem` is why the feature is not in place although it should be, `counters` what its program has counted.
+
+    `held` is how many subflows it holds back.
+    """
 
     problem: str | None = None
     counters: Mapping[str, int] = field(default_factory=Map)
+    held: int = 0
 
 
 class Feature(Protocol):

@@ -76,6 +76,11 @@ class Snapshot:
         """The decisions for all subflows."""
         return chain.from_iterable(self.decisions.values())
 
+    @property
+    def held(self) -> int:
+        """How many subflows are held back, and so have no pace."""
+        return self.features.get(FeatureName.STEERING, FeatureState()).held
+
     def problem_of(self, feature: FeatureName) -> str | None:
         """Why a feature is not in place although it should be; None also before the first step."""
         return self.features[feature].problem if feature in self.features else None

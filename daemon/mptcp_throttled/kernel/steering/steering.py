@@ -67,8 +67,9 @@ class Steering:
 
     @property
     def state(self) -> FeatureState:
-        """Why no subflow is held back although a network has a cap; what the programs have counted."""
-        return FeatureState(self._problem if self._networks else None, asdict(self._counters))
+        """Why no subflow is held back although a network has a cap; what was counted; how many are held back."""
+        problem = self._problem if self._networks else None
+        return FeatureState(problem, asdict(self._counters), held=len(self._shares.subflows))
 
     def follow(self, situation: Situation) -> None:
         """At most once a second, look whether the filters are there."""
