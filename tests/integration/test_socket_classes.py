@@ -111,23 +111,24 @@ def test_limited_subflow_is_in_a_class_and_has_no_pace(hosts: Hosts) -> None:
         assert max(windows) < 2.5e6
 
 
+@pytest.mark.parametrize("world", [{"steering": True}, {"steering": False}], indirect=True, ids=["steering", "paces"])
 @pytest.mark.parametrize("pacing", [True, False])
 def test_sockets_of_a_killed_daemon_leave_their_classes_and_paces(world: ProxyWorld, pacing: bool) -> None:
     world.begin_settled()
     wait_classed(world)
-    world.wait_paced()
+    world.wait_restrained()
     world.daemon.kill()
-    assert world.paced() == 1
+    world.wait_restrained()
     world.services.configure_daemon(classifier="auto", pacing=pacing)
     world.services.configure(WITHOUT_CAP)
     world.start_daemon()
-    eventually(lambda: world.paced() == 0, "no socket paced", within=2)
+    eventually(lambda: not world.restrained(), "no subflow paced or held back", within=2)
     eventually(lambda: priorities(world) == [0, 0], "no socket in a class")
 
 
 @pytest.mark.parametrize("attached", ["before", "after"])
 def test_foreign_program_keeps_its_callbacks(hosts: Hosts, tmp_path: Path, attached: str) -> None:
-    with configured(hosts) as world:
+    with configured(hosts, daemon={"steering": False}) as world:
         foreign = ForeignProgram(hosts.lab.proxy, world.server_pids()[0], tmp_path) if attached == "before" else None
         world.services.start_sniffer()
         world.start_daemon()
