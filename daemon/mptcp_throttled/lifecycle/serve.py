@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 
@@ -48,14 +49,17 @@ def serve(path: Path) -> None:
         kernel, features = back_ends.kernel_of(config, kept.replace)
         # Steering frees subflows itself, but only those on the ports that are served.
         if not isinstance(features[FeatureName.STEERING], Steering) or {*recorded} - {*config.proxy.ports}:
-            with closing(ClsactFilters(directory, FilterSet.STEERING)) as steering:
-                free_steered(steering, recorded)
+            _free_steered(directory, recorded)
         service.require_writable(config.state_directory)
         # First: if this back end cannot be used, no subflow may stay throttled by the other one.
         unused = back_ends.unused_kernel(config)
         if unused is not None:
             remove_leftovers(unused)
-        _check_kernel(kernel)
+        try:
+            _check_kernel(kernel)
+        except UserError:
+            _free_steered(directory, recorded)
+            raise
         with closing(ClsactFilters(directory)) as filters:
             free_uplinks(filters, directory, {*recorded, *config.proxy.ports})
             release_old_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
@@ -66,6 +70,11 @@ def serve(path: Path) -> None:
             service.on_hand_over_signal(daemon.hand_over)
             service.on_reload_signal(daemon.api.reload_on_signal)
             daemon.run()
+
+
+def _free_steered(directory: Path, ports: Collection[int]) -> None:
+    with closing(ClsactFilters(directory, FilterSet.STEERING)) as filters:
+        free_steered(filters, ports)
 
 
 def _check_kernel(kernel: LinuxKernel) -> None:
