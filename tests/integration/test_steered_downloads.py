@@ -1,0 +1,451 @@
+"""Steering holds capped subflows of downloads back: as backups at the proxy, of which the client knows nothing."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from ipaddress import ip_address
+from typing import Final, cast
+
+import proxy_world
+import pytest
+from dropped_packets import dropped
+from polling import eventually
+from port_client import download_from, exchange
+from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, ethernet_with, receive_rates, send_rates, serving
+from second_interface import TWO_CLIENTS, second_interface_of_tun, send_small_pulses
+from steered_subflows import (
+    are_backups,
+    are_regular,
+    complaints,
+    filters,
+    priorities,
+    steering_counters,
+    subflows_at_proxy,
+)
+from test_pacing import longest_gap, watch
+
+from mptcp_lab.download import Download, reset_subflows
+from mptcp_lab.origin import endless
+from mptcp_lab.scenario.plan import in_url
+from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.squid import PORT
+from mptcp_lab.topology import ETHERNET, WIFI, Client, ClientSpec, Family, Topology
+from mptcp_throttle.model import Per, RateKind
+from mptcp_throttle.units import Rate
+
+CAP: Final = 1e6
+TOPOLOGY: Final = Topology(clients=(ClientSpec(), ClientSpec("second")))
+BEFORE_WIFI: Final = 30_000
+"""More bytes than leave over Ethernet before Wi-Fi has joined."""
+
+FOREIGN_PRIORITY: Final = 5
+FOREIGN: Final = f"prio {FOREIGN_PRIORITY} protocol ip u32 match u32 0 0 flowid 1:1"
+NONE: Final[dict[str, list[int]]] = {"eth0 ingress": [], "eth0 egress": []}
+BOTH: Final = {"eth0 ingress": [76], "eth0 egress": [76]}
+
+
+def wait_held(world: ProxyWorld, count: int | None = None) -> None:
+    """Wait until the Ethernet subflows, `count` if given, are held back at the proxy."""
+    eventually(lambda: are_backups(world, count=count), "held back", seen=lambda: subflows_at_proxy(world))
+
+
+def begin_held(world: ProxyWorld, client: Client | None = None) -> Download:
+    """Begin a download that does not end; its Ethernet subflow is held back, and has a share."""
+    download = world.download(client=client)
+    world.wait_capped()
+    wait_held(world)
+    return download
+
+
+def wait_settled_counters(world: ProxyWorld) -> None:
+    """Wait until the daemon has read all that the programs have told MPTCP before now."""
+    before = steering_counters(world)
+
+    def is_settled() -> bool:
+        nonlocal before
+        earlier, before = before, steering_counters(world)
+        return earlier == before
+
+    time.sleep(1.5)
+    eventually(is_settled, "the counters settled")
+
+
+def at_once(*measure: Callable[[], dict[str, float]]) -> list[dict[str, float]]:
+    """What these return, at the same time."""
+    with ThreadPoolExecutor() as pool:
+        return [running.result() for running in [pool.submit(each) for each in measure]]
+
+
+@pytest.fixture
+def held(world: ProxyWorld) -> ProxyWorld:
+    begin_held(world)
+    return world
+
+
+# What the proxy and the client see
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_capped_subflow_is_a_backup_of_which_the_client_knows_nothing(world: ProxyWorld, family: Family) -> None:
+    client, proxy = world.lab.client, world.proxy
+    of_client, of_proxy, refused = priorities(client), priorities(proxy), complaints(proxy)
+    coalesced = proxy.counter("TcpExtTCPBacklogCoalesce")
+    download = world.download(family=family)
+    eventually(lambda: download.received > 20 * MEGABYTE, "20 MB received")
+    wait_held(world)
+    assert not are_backups(world, "wifi")
+
+    with download.suspended():
+
+        def all_heard() -> bool:
+            told, heard = steering_counters(world), priorities(proxy).received - of_proxy.received
+            unheard = told["as_backup"] + told["as_regular"] - heard
+            # Two equal ACKs become one if they wait for the socket (net/ipv4/tcp_ipv4.c, tcp_add_backlog).
+            return heard > 2 and 0 <= unheard <= proxy.counter("TcpExtTCPBacklogCoalesce") - coalesced
+
+        eventually(all_heard, "all that MPTCP was told has arrived", seen=lambda: steering_counters(world))
+    assert priorities(client) == of_client
+    assert priorities(proxy).sent == of_proxy.sent
+    assert complaints(proxy) == refused
+    counters = steering_counters(world)
+    assert (counters["not_told"], counters["not_steered"]) == (0, 0)
+
+
+@pytest.mark.parametrize("first", [4, 6])
+def test_subflow_of_another_ip_version_is_held_back(first: Family) -> None:
+    with proxy_world.proxy_world() as world:
+        client, proxy, other = world.lab.client, world.proxy, cast("Family", 10 - first)
+        proxy.ip([f"mptcp endpoint add {world.lab.proxy_address(other)} dev eth0 signal"])
+        client.ip(["mptcp endpoint flush", f"mptcp endpoint add {client.address(WIFI, other)} dev wlan0 fullmesh"])
+        refused, of_client = complaints(proxy), priorities(client)
+        url = f"http://{in_url(world.lab.origin_address(4))}/{endless(world.origin).name}"
+        # A socket for IPv6, also with an IPv4-mapped address: one for IPv4 has no subflows with IPv6.
+        address = f"{'::ffff:' if first == 4 else ''}{world.lab.proxy_address(first)}"
+        client.start("fetch", sys.executable, "-m", "mptcp_lab.fetch", address, str(PORT), url)
+        world.wait_capped()
+        wait_held(world)
+        links = {"ethernet": first, "wifi": other}
+        assert all(ip_address(s.client).version == links[s.network] for s in world.services.subflows())
+        assert 0.75 * CAP < receive_rates(client, 5)["eth0"] < 1.1 * CAP
+        assert (complaints(proxy), priorities(client)) == (refused, of_client)
+        client.leave(WIFI)
+        eventually(lambda: are_regular(world), "regular", within=1, seen=lambda: subflows_at_proxy(world))
+
+
+def test_policy_takes_no_subflow_that_is_held_back_for_a_backup(held: ProxyWorld) -> None:
+    for _ in range(40):
+        (ethernet,) = (subflow for subflow in held.services.subflows() if subflow.network == "ethernet")
+        assert (ethernet.backup, ethernet.kind) == (False, "cap")
+    assert held.paced() == 0
+
+
+# Rates
+
+
+def test_short_download_leaves_the_capped_network_alone(world: ProxyWorld) -> None:
+    client, sizes = world.lab.client, []
+    for _ in range(5):
+        before = client.received_bytes("eth0")
+        assert world.download(MEGABYTE).wait().intact
+        sizes.append(client.received_bytes("eth0") - before)
+    assert max(sizes) < BEFORE_WIFI
+
+
+def test_capped_network_carries_its_cap_in_a_long_download(held: ProxyWorld) -> None:
+    rates = receive_rates(held.lab.client, 5)
+    assert 0.75 * CAP < rates["eth0"] < 1.1 * CAP
+    assert rates["wlan0"] > 40e6
+
+
+@pytest.mark.parametrize(("per", "caps"), [(Per.CLIENT, 1), (Per.SUBFLOW, 2)])
+def test_subflows_of_one_share_carry_one_cap(hosts: Hosts, per: Per, caps: int) -> None:
+    wifi, ethernet = WIFI_FIRST
+    with serving(hosts, (wifi, replace(ethernet, per=per))) as world:
+        world.download()
+        world.download()
+        world.wait_capped(2)
+        wait_held(world, 2)
+        assert 0.75 * caps * CAP < receive_rates(world.lab.client, 5)["eth0"] < 1.1 * caps * CAP
+
+
+def test_clients_share_the_cap_of_a_network(hosts: Hosts) -> None:
+    wifi, ethernet = WIFI_FIRST
+    one, other = hosts.lab.clients.values()
+    with serving(hosts, (wifi, replace(ethernet, per=Per.NETWORK))) as world:
+        world.download(client=one)
+        world.download(client=other)
+        world.wait_capped(2)
+        wait_held(world, 2)
+        before, began = sum(client.received_bytes("eth0") for client in (one, other)), time.monotonic()
+        receive_rates(one, 5)
+        sent = sum(client.received_bytes("eth0") for client in (one, other)) - before
+        assert 0.75 * CAP < 8 * sent / (time.monotonic() - began) < 1.1 * CAP
+
+
+def test_rate_set_by_hand_reaches_a_running_download(held: ProxyWorld) -> None:
+    held.services.cli("set-rate", "ethernet", "4mbit")
+    eventually(lambda: 3e6 < receive_rates(held.lab.client, 3)["eth0"] < 4.4e6, "4 Mb/s for 3 s")
+
+
+def test_both_directions_of_a_subflow_keep_their_caps(hosts: Hosts) -> None:
+    client = hosts.lab.client
+    send_small_pulses(client)
+    with serving(hosts, ethernet_with({RateKind.UPLINK_CAP: Rate.parse("1mbit")})) as world:
+        exchange(world)
+        eventually(lambda: any(s.uplink_kind == "cap" for s in world.services.subflows()), "both capped")
+        wait_held(world)
+        eventually(lambda: send_rates(client, 1)["eth0"] < 1.5e6, "what was queued is sent")
+        downlink, uplink = at_once(lambda: receive_rates(client, 8), lambda: send_rates(client, 8))
+        # Ethernet carries the acknowledgments of the other direction, too.
+        assert 0.7 * CAP < downlink["eth0"] < 1.3 * CAP
+        assert 0.7 * CAP < uplink["eth0"] < 1.3 * CAP
+        assert min(downlink["wlan0"], uplink["wlan0"]) > 10 * CAP
+
+
+# What the client itself asks for
+
+
+def test_backup_that_the_client_asks_for_has_no_pulses_and_stays_one(own_world: ProxyWorld) -> None:
+    begin_held(own_world)
+    client, proxy = own_world.lab.client, own_world.proxy
+    address = str(client.address(ETHERNET, 4))
+    client.run("ip", "mptcp", "endpoint", "add", address, "dev", "eth0")
+    client.run("ip", "mptcp", "endpoint", "change", address, "backup")
+    eventually(lambda: any(s.backup for s in own_world.services.subflows()), "known as a backup")
+    wait_settled_counters(own_world)
+    before = steering_counters(own_world), client.received_bytes("eth0"), priorities(proxy)
+    receive_rates(client, 3)
+    assert (steering_counters(own_world), priorities(proxy)) == (before[0], before[2])
+    assert client.received_bytes("eth0") - before[1] < BEFORE_WIFI
+    assert are_backups(own_world)
+
+    own_world.services.cli("set-rate", "ethernet", "unlimited")
+    eventually(lambda: filters(proxy) == NONE, "the filters detached")
+    assert are_backups(own_world)
+    own_world.services.cli("reset-rate", "ethernet")
+    eventually(lambda: filters(proxy) == BOTH, "the filters attached")
+    assert are_backups(own_world)
+
+    client.run("ip", "mptcp", "endpoint", "change", address, "nobackup")
+    eventually(lambda: steering_counters(own_world)["pulses"] > 0, "pulses again")
+    eventually(lambda: 0.75 * CAP < receive_rates(client, 3)["eth0"] < 1.1 * CAP, "the cap carried again")
+    client.run("ip", "mptcp", "endpoint", "change", address, "backup")
+    eventually(lambda: any(s.backup for s in own_world.services.subflows()), "known as a backup")
+    own_world.daemon.stop()
+    assert are_backups(own_world)
+
+
+def test_subflow_that_joins_as_a_backup_stays_one(own_world: ProxyWorld) -> None:
+    client = own_world.lab.client
+    client.run("ip", "mptcp", "endpoint", "add", str(client.address(ETHERNET, 4)), "dev", "eth0", "subflow", "backup")
+    download_from(own_world, client.address(WIFI, 4), 45000)
+    eventually(lambda: are_backups(own_world), "joined as a backup")
+    eventually(lambda: len(own_world.services.subflows()) == 2, "both subflows known")
+    before = client.received_bytes("eth0")
+    receive_rates(client, 3)
+    assert client.received_bytes("eth0") - before < BEFORE_WIFI
+    assert steering_counters(own_world)["pulses"] == 0
+    own_world.daemon.stop()
+    assert are_backups(own_world)
+
+
+# Ends of a cap
+
+
+@pytest.mark.parametrize("end", ["set-rate ethernet unlimited", "pause", "stop"])
+def test_subflow_is_regular_within_a_second_of_the_end_of_its_cap(held: ProxyWorld, end: str) -> None:
+    if end == "stop":
+        assert held.daemon.stop() == 0
+    else:
+        held.services.cli(*end.split())
+    eventually(lambda: are_regular(held), "regular", within=1, seen=lambda: subflows_at_proxy(held))
+    eventually(lambda: receive_rates(held.lab.client, 1)["eth0"] > 5e6, "Ethernet in use")
+    eventually(lambda: filters(held.proxy) == NONE, "the filters detached")
+    assert "clsact" not in held.qdisc()
+
+
+def test_idle_subflow_is_regular_within_a_second_of_a_pause(world: ProxyWorld) -> None:
+    refused = complaints(world.proxy)
+    with begin_held(world).suspended():
+        eventually(lambda: receive_rates(world.lab.client, 0.5)["wlan0"] < 1e5, "nothing is sent any more")
+        wait_held(world)
+        world.services.cli("pause")
+        eventually(lambda: are_regular(world), "regular", within=1, seen=lambda: subflows_at_proxy(world))
+    assert complaints(world.proxy) == refused
+
+
+def test_subflow_is_regular_within_a_second_of_wifi_loss(own_world: ProxyWorld) -> None:
+    begin_held(own_world)
+    document = own_world.download(8 * MEGABYTE)
+    wait_held(own_world, 2)
+    own_world.lab.client.leave(WIFI)
+    eventually(lambda: are_regular(own_world), "regular", within=1, seen=lambda: subflows_at_proxy(own_world))
+    eventually(lambda: receive_rates(own_world.lab.client, 0.5)["eth0"] > 5e6, "Ethernet in use", within=3)
+    result = document.wait()
+    assert (result.exit_status, result.intact) == (0, True)
+
+
+def gap_of_delivery(world: ProxyWorld, begin: Callable[[], Download]) -> float:
+    """For how many seconds nothing arrives, at most, when Wi-Fi carries nothing any more without a word."""
+    client, download = world.lab.client, begin()
+    eventually(lambda: download.received > 6 * MEGABYTE, "6 MB received")
+    with dropped(client, "INPUT", "-i", "wlan0"), dropped(client, "OUTPUT", "-o", "wlan0"):
+        gap = longest_gap(watch(download, 3))
+        eventually(lambda: receive_rates(client, 1)["eth0"] > 5e6, "Ethernet in use")
+    world.abort(download)
+    return gap
+
+
+def test_silent_end_of_wifi_interrupts_a_download_no_longer_than_without_us(hosts: Hosts) -> None:
+    with configured(hosts) as world:
+        without = [gap_of_delivery(world, world.download) for _ in range(4)]
+    with serving(hosts) as world:
+        steered = [gap_of_delivery(world, lambda: begin_held(world)) for _ in range(4)]
+    # 0.2 to 0.7 s and 0.2 to 0.9 s on a busy machine with two processors; 1.2 s with paces alone.
+    assert min(steered) < 1.5 * statistics.median(without), (steered, without)
+
+
+# Without the daemon
+
+
+def test_programs_go_on_deciding_when_the_daemon_is_killed(own_world: ProxyWorld) -> None:
+    begin_held(own_world)
+    own_world.daemon.kill()
+    assert filters(own_world.proxy) == BOTH
+    document = own_world.download(10 * MEGABYTE)
+    wait_held(own_world, 2)
+    assert document.wait().intact
+    eventually(lambda: 0.5 * CAP < receive_rates(own_world.lab.client, 3)["eth0"] < 1.1 * CAP, "the cap carried")
+    own_world.lab.client.leave(WIFI)
+    eventually(lambda: are_regular(own_world), "regular", seen=lambda: subflows_at_proxy(own_world))
+    before = own_world.lab.client.received_bytes("eth0")
+    # Its class of HTB is there until the next instance.
+    eventually(lambda: own_world.lab.client.received_bytes("eth0") > before + MEGABYTE // 4, "Ethernet in use")
+
+
+def test_next_instance_adopts_what_a_killed_one_has_held_back(held: ProxyWorld) -> None:
+    held.daemon.kill()
+    assert are_backups(held)
+    held.start_daemon()
+    held.wait_capped()
+    assert not any(subflow.backup for subflow in held.services.subflows())
+    eventually(lambda: steering_counters(held)["pulses"] > 0, "pulses")
+    eventually(lambda: 0.75 * CAP < receive_rates(held.lab.client, 3)["eth0"] < 1.1 * CAP, "the cap carried")
+    assert filters(held.proxy) == BOTH
+    held.services.cli("pause")
+    eventually(lambda: are_regular(held), "regular", within=1, seen=lambda: subflows_at_proxy(held))
+
+
+@pytest.mark.parametrize("after", ["--cleanup", "without steering"])
+def test_what_a_killed_instance_has_held_back_is_freed_and_a_clients_backup_is_not(
+    own_world: ProxyWorld, after: str
+) -> None:
+    one, other = own_world.lab.clients.values()
+    address = str(other.address(ETHERNET, 4))
+    other.run("ip", "mptcp", "endpoint", "add", address, "dev", "eth0")
+    downloads = [own_world.download(client=client) for client in (one, other)]
+    own_world.wait_capped(2)
+    wait_held(own_world, 2)
+    other.run("ip", "mptcp", "endpoint", "change", address, "backup")
+    eventually(lambda: sum(s.backup for s in own_world.services.subflows()) == 1, "one known as a backup")
+    wait_settled_counters(own_world)
+    own_world.daemon.kill()
+    with downloads[0].suspended(), downloads[1].suspended():
+        if after == "--cleanup":
+            own_world.services.clean_up()
+        else:
+            own_world.services.configure_daemon(steering=False)
+            own_world.start_daemon()
+        assert filters(own_world.proxy) == NONE
+        assert "clsact" not in own_world.qdisc()
+        (port,) = (s.client_port for s in subflows_at_proxy(own_world) if s.is_backup)
+        assert other.run("ss", "-tinH", "sport", "=", f":{port}", "and", "src", address).stdout
+
+
+# Filters
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "filter del dev eth0 egress",
+        "filter del dev eth0 ingress",
+        "qdisc del dev eth0 clsact",
+        f"filter add dev eth0 egress {FOREIGN}",
+        f"filter add dev eth0 ingress {FOREIGN}",
+    ],
+)
+def test_filter_that_another_program_removes_or_displaces_is_put_back(own_world: ProxyWorld, change: str) -> None:
+    download = own_world.download()
+    own_world.wait_capped()
+    wait_held(own_world)
+    before = download.received
+    own_world.proxy.tc([change])
+    eventually(
+        lambda: "had removed or displaced a filter of steering" in own_world.daemon.log_text(), "noticed", within=2
+    )
+    direction, _, _ = change.partition(" prio")
+    displaced = f"eth0 {direction.split()[-1]}"
+    wanted = {name: [FOREIGN_PRIORITY - 2] if name == displaced and "add" in change else [76] for name in BOTH}
+    assert filters(own_world.proxy) == wanted
+    eventually(lambda: download.received > before + 10 * MEGABYTE, "data flows")
+    assert 0.7 * CAP < receive_rates(own_world.lab.client, 5)["eth0"] < 1.2 * CAP
+    assert own_world.paced() == 0
+
+
+def test_without_steering_capped_subflows_are_paced(hosts: Hosts) -> None:
+    with serving(hosts, daemon={"steering": False}) as world:
+        world.begin_paced()
+        world.wait_settled()
+        assert filters(world.proxy) == NONE
+        assert are_regular(world)
+        assert 0.75 * CAP < receive_rates(world.lab.client, 5)["eth0"] < 1.1 * CAP
+
+
+# Records
+
+
+def test_record_of_an_earlier_subflow_on_the_same_ports_decides_nothing(own_world: ProxyWorld) -> None:
+    client, address = own_world.lab.client, own_world.lab.client.address(ETHERNET, 4)
+    client.run("ip", "mptcp", "endpoint", "add", str(address), "dev", "eth0")
+    download_from(own_world, address, 45000)
+    own_world.wait_capped()
+    wait_held(own_world)
+    client.run("ip", "mptcp", "endpoint", "change", str(address), "backup")
+    eventually(lambda: any(s.backup for s in own_world.services.subflows()), "known as a backup")
+    with own_world.daemon.suspended():  # nothing but the next packet can tell that the earlier subflow has ended
+        reset_subflows(client)
+        client.run("ip", "mptcp", "endpoint", "change", str(address), "nobackup")
+        heard = priorities(own_world.proxy).received
+        download_from(own_world, address, 45000)
+        wait_held(own_world, 1)
+        assert priorities(own_world.proxy).received > heard
+    eventually(lambda: 0.75 * CAP < receive_rates(client, 3)["eth0"] < 1.1 * CAP, "the cap carried")
+    own_world.services.cli("pause")
+    eventually(lambda: are_regular(own_world), "regular", within=1, seen=lambda: subflows_at_proxy(own_world))
+
+
+# Interfaces
+
+
+def test_capped_subflow_is_held_back_on_an_interface_without_ethernet_header() -> None:
+    both = ("eth0", "tun0")
+    with (
+        proxy_world.hosts(TWO_CLIENTS) as hosts,
+        second_interface_of_tun(hosts),
+        serving(hosts, interfaces=both) as world,
+    ):
+        second = world.lab.clients["second"]
+        refused = complaints(world.proxy)
+        begin_held(world, second)
+        assert 0.75 * CAP < receive_rates(second, 5)["eth0"] < 1.1 * CAP
+        assert filters(world.proxy, both) == {f"{name} {way}": [76] for name in both for way in ("ingress", "egress")}
+        assert complaints(world.proxy) == refused
+        assert priorities(second) == (0, 0)
+        world.services.cli("pause")
+        eventually(lambda: are_regular(world), "regular", within=1, seen=lambda: subflows_at_proxy(world))
