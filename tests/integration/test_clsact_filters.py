@@ -12,7 +12,7 @@ import pytest
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters, FilterSet, Hook
 from mptcp_throttled.kernel.interfaces import Interface, find_interface
 from mptcp_throttled.kernel.uplink.program import UplinkProgram
 
@@ -25,6 +25,7 @@ class Proxy:
 
     host: Host
     filters: ClsactFilters
+    steering: ClsactFilters
     interface: Interface
     programs: dict[Hook, int]
 
@@ -34,6 +35,11 @@ class Proxy:
 
     def detach(self) -> None:
         self.filters.detach(self.interface)
+
+    def attach_both(self) -> None:
+        """Attach the programs twice: for uplinks, and for steering."""
+        for filters in (self.filters, self.steering):
+            filters.attach(self.interface, self.programs)
 
     def attached(self) -> set[Hook]:
         return {*self.filters.attached(self.interface)}
@@ -50,9 +56,14 @@ class Proxy:
 
 @pytest.fixture
 def proxy(host: Host, tmp_path: Path) -> Iterator[Proxy]:
-    with in_namespace(host.namespace), closing(UplinkProgram()) as program, closing(ClsactFilters(tmp_path)) as filters:
+    with (
+        in_namespace(host.namespace),
+        closing(UplinkProgram()) as program,
+        closing(ClsactFilters(tmp_path)) as filters,
+        closing(ClsactFilters(tmp_path, FilterSet.STEERING)) as steering,
+    ):
         programs = {Hook.EGRESS: program.descriptor, Hook.INGRESS: program.policing_descriptor}
-        proxy = Proxy(host, filters, find_interface("eth0"), programs)
+        proxy = Proxy(host, filters, steering, find_interface("eth0"), programs)
         before = proxy.shown()
         yield proxy
     host.run("tc", "qdisc", "del", "dev", "eth0", "clsact", check=False)
@@ -159,3 +170,59 @@ def test_record_of_an_interface_that_has_gone_is_forgotten(proxy: Proxy, tmp_pat
     assert present.exists()
     assert not gone.exists()
     assert (tmp_path / "clsact-of-another").exists()
+
+
+@pytest.mark.parametrize("first", FilterSet)
+def test_last_set_of_filters_removes_clsact(proxy: Proxy, tmp_path: Path, first: FilterSet) -> None:
+    before = proxy.shown()
+    proxy.attach_both()
+    for way in ("egress", "ingress"):
+        shown = proxy.host.run("tc", "filter", "show", "dev", "eth0", way).stdout
+        assert "pref 76 bpf chain 0 handle 0x4d51 mptcp-throttle-steering direct-action" in shown
+        assert "pref 77 bpf chain 0 handle 0x4d50 mptcp-throttle direct-action" in shown
+    sets = [proxy.filters, proxy.steering]
+    for filters in sets:
+        assert filters.attached(proxy.interface) == {*Hook}
+    if first is FilterSet.STEERING:
+        sets.reverse()
+    sets[0].detach(proxy.interface)
+    assert sets[0].with_filters() == []
+    assert not sets[0].attached(proxy.interface)
+    assert sets[1].attached(proxy.interface) == {*Hook}
+    assert "clsact" in proxy.shown()
+    sets[1].detach(proxy.interface)
+    assert proxy.shown() == before
+    assert not [*tmp_path.iterdir()]
+
+
+def test_both_sets_come_before_a_filter_of_another_program(proxy: Proxy) -> None:
+    proxy.attach_both()
+    proxy.tc("add filter", "egress", *FOREIGN)
+    for filters in (proxy.filters, proxy.steering):
+        assert filters.attached(proxy.interface) == {Hook.INGRESS}
+    proxy.attach_both()
+    for filters in (proxy.filters, proxy.steering):
+        assert filters.attached(proxy.interface) == {*Hook}
+    egress = proxy.host.run("tc", "filter", "show", "dev", "eth0", "egress").stdout
+    assert egress.index("pref 3 bpf") < egress.index("pref 4 bpf") < egress.index("pref 5 u32")
+
+
+def test_filters_of_another_program_keep_the_clsact_that_both_sets_have_used(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.attach_both()
+    proxy.tc("add filter", "ingress", *FOREIGN)
+    proxy.filters.detach(proxy.interface)
+    proxy.steering.detach(proxy.interface)
+    assert "clsact" in proxy.shown()
+    assert "mptcp-throttle" not in proxy.shown()
+    assert "pref 5 u32" in proxy.shown()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_set_of_a_killed_instance_is_told_from_the_other(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.attach_both()
+    proxy.filters.detach(proxy.interface)
+    with closing(ClsactFilters(tmp_path)) as uplinks, closing(ClsactFilters(tmp_path, FilterSet.STEERING)) as later:
+        assert uplinks.with_filters() == []
+        assert later.with_filters() == [proxy.interface]
+        later.detach(proxy.interface)
+    assert "clsact" not in proxy.shown()
