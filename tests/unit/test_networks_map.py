@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping
 
 from examples import ETHERNET, WIFI
 
+from mptcp_throttle.linux.c_layout import unpack
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel import program_layout
 from mptcp_throttled.kernel.networks_map import NetworksMap, pack_networks
 
 
@@ -39,3 +41,28 @@ def test_only_what_differs_is_written() -> None:
     # Two subnets of each network, and the one that all other IPv4 addresses are in.
     assert map_.writes == [(5, 0), (2, 2)]
     assert map_.elements == pack_networks((ETHERNET.with_rates({RateKind.CAP: Rate.parse("2mbit")}),))
+
+
+def test_networks_are_written_again_when_steering_begins_or_ends() -> None:
+    map_ = Map()
+    networks = NetworksMap(map_)
+    both = (ETHERNET, WIFI)
+    networks.set(both)
+    paced = dict(map_.elements)
+    networks.set(both, steered=True)
+    networks.set(both, steered=True)
+    assert map_.elements == pack_networks(both, steered=True)
+    networks.set(both)
+    assert map_.elements == paced
+    # All but the one that all other IPv4 addresses are in.
+    assert map_.writes == [(5, 0), (4, 0), (4, 0)]
+
+
+def test_steering_changes_nothing_else_of_a_network() -> None:
+    of_paces, of_steering = pack_networks((ETHERNET,)), pack_networks((ETHERNET,), steered=True)
+    differing = [key for key in of_paces if of_paces[key] != of_steering[key]]
+    assert len(differing) == 2
+    for key in differing:
+        before, after = (unpack(program_layout.Network, elements[key]) for elements in (of_paces, of_steering))
+        assert (before.steered, after.steered) == (0, 1)
+        assert (before.preference, before.pace) == (after.preference, after.pace)

@@ -1,10 +1,10 @@
 import pytest
 from examples import ETHERNET, WIFI, connection, subflow
-from policy_oracle import decision_table, reconfigure
+from policy_oracle import as_configured, decision_table, reconfigure
 
 from mptcp_throttle.model import Connection, Direction, RateKind
 from mptcp_throttle.units import Rate
-from mptcp_throttled.enforcing.share_changes import share_changes
+from mptcp_throttled.enforcing.share_changes import caps_of, share_changes
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.vocabulary.decision import Previous
 
@@ -56,3 +56,28 @@ def test_pause_is_a_change_and_a_new_rate_of_the_same_share_is_none(table: Decis
     faster = (WIFI, NETWORKS[1].with_rates({RateKind.UPLINK_CAP: Rate.parse("1mbit")}))
     assert changes(table, reconfigure(table, faster)) == {}
     assert changes(table, reconfigure(table, faster, paused=True)) == {"10.1.0.1": "free"}
+
+
+def caps(*connections: Connection, rates: dict[RateKind, Rate | None]) -> dict[str, str | None]:
+    """What steering gets for the subflows of these connections: client address -> rate, None for one without a cap."""
+    networks = (WIFI, ETHERNET.with_rates(rates))
+    table, terms = decision_table(networks), as_configured(networks)
+    table.replace({one.token: one for one in connections})
+    decisions = {d.subflow.ends: d for each in table.decisions.values() for d in each}
+    return {
+        str(ends.client.address): None if throttle is None else str(throttle.rate)
+        for ends, throttle in caps_of(decisions, terms).items()
+    }
+
+
+def test_caps_of_downloads_alone_are_for_steering() -> None:
+    slow, fast = Rate.parse("1mbit"), Rate.parse("4mbit")
+    assert caps(BOTH, rates={RateKind.CAP: slow}) == {"10.1.0.1": "1mbit", "10.2.0.1": None}
+    assert caps(LONE, rates={RateKind.CAP: slow}) == {"10.1.0.1": None}
+    assert caps(LONE, rates={RateKind.CAP: slow, RateKind.LIMIT: fast}) == {"10.1.0.1": None}, "a limit is no cap"
+    assert caps(BOTH, rates={RateKind.CAP: None, RateKind.UPLINK_CAP: slow}) == {"10.1.0.1": None, "10.2.0.1": None}
+
+
+def test_subflow_that_has_ended_has_no_cap() -> None:
+    ends = BOTH.subflows[0].ends
+    assert caps_of({ends: None}, as_configured(NETWORKS)) == {ends: None}

@@ -36,9 +36,17 @@ TOKEN, OTHER_TOKEN = token(), token(OTHER_KEY)
 class Wire:
     """Sends segments to a tracker and keeps the table that its changes give."""
 
-    def __init__(self, max_connections: int = 100, max_half_open: int = 100, trust: Trust = Trust.HANDSHAKE) -> None:
+    def __init__(
+        self,
+        max_connections: int = 100,
+        max_half_open: int = 100,
+        trust: Trust = Trust.HANDSHAKE,
+        *,
+        steered: bool = False,
+    ) -> None:
         self.events: list[Event] = []
-        self.tracker = Tracker([8080], Bounds(max_connections, max_half_open), trust, self.events.append)
+        bounds = Bounds(max_connections, max_half_open)
+        self.tracker = Tracker([8080], bounds, trust, self.events.append, steered=steered)
         self.table: dict[Token, Connection] = {}
         self.now = 1000.0
 
@@ -685,6 +693,88 @@ def test_kernel_event_changes_the_backup_flag(opened: Wire) -> None:
     for backup in (True, False):
         opened.event(KernelEventKind.PRIORITY, ETHERNET.ends, backup=backup)
         assert opened.subflows()[0].backup is backup
+
+
+# While steering may have told the kernel
+
+
+@pytest.fixture
+def steered() -> Wire:
+    """An open connection, of whose priorities the kernel confirms what the client has asked for."""
+    wire = Wire(steered=True)
+    wire.tracker.kernel_confirms = True
+    wire.open(ETHERNET)
+    wire.listed(ETHERNET)
+    wire.now += 10
+    return wire
+
+
+def backups(wire: Wire) -> list[bool]:
+    return [subflow.backup for subflow in wire.subflows()]
+
+
+@pytest.mark.parametrize("source", ["event", "list"])
+def test_backup_that_no_client_has_asked_for_is_one_of_steering(steered: Wire, source: str) -> None:
+    for backup in (True, False, True):
+        if source == "event":
+            steered.event(KernelEventKind.PRIORITY, ETHERNET.ends, backup=backup)
+        else:
+            steered.listed(ETHERNET, backup=backup)
+        assert backups(steered) == [False]
+    assert EventKind.BACKUP_CHANGED not in steered.kinds()
+
+
+@pytest.mark.parametrize("source", ["event", "list"])
+def test_backup_that_the_client_asks_for_is_one_when_the_kernel_says_so(steered: Wire, source: str) -> None:
+    def kernel_says(backup: bool) -> None:
+        steered.now += 10
+        if source == "event":
+            steered.event(KernelEventKind.PRIORITY, ETHERNET.ends, backup=backup)
+        else:
+            steered.listed(ETHERNET, backup=backup)
+
+    steered.send(ETHERNET.ack(prio(backup=True)))
+    assert backups(steered) == [False], "it may be forged"
+    kernel_says(False)
+    assert backups(steered) == [False]
+    kernel_says(True)
+    assert backups(steered) == [True]
+    steered.send(ETHERNET.ack(prio(backup=False)))
+    kernel_says(True)
+    assert backups(steered) == [False], "steering holds it back now"
+
+
+def test_claim_of_the_proxys_side_lets_the_kernel_be_believed_no_more(steered: Wire) -> None:
+    steered.send(ETHERNET.ack_by_proxy(prio(backup=False)))
+    steered.event(KernelEventKind.PRIORITY, ETHERNET.ends, backup=True)
+    assert backups(steered) == [False]
+
+
+def test_subflow_that_joins_as_a_backup_is_one_while_steering_may_act(steered: Wire) -> None:
+    steered.join(WIFI, backup=True)
+    for kernel_says in (True, False, True):
+        steered.now += 10
+        steered.kernel_list(
+            {
+                ETHERNET.ends: ListedSubflow(TOKEN, 0, backup=True),
+                WIFI.ends: ListedSubflow(TOKEN, 2, backup=kernel_says),
+            }
+        )
+        assert backups(steered) == [False, kernel_says]
+
+
+def test_subflow_that_is_only_listed_is_no_backup_while_steering_may_act(steered: Wire) -> None:
+    steered.listed(ETHERNET, WIFI, backup=True)
+    assert backups(steered) == [False, False]
+
+
+def test_backup_that_the_proxys_kernel_asks_for_needs_no_claim(steered: Wire) -> None:
+    listed = ListedSubflow(TOKEN, 0, backup=False, backup_by_proxy=True)
+    steered.kernel_list({ETHERNET.ends: listed})
+    assert backups(steered) == [True]
+    steered.now += 10
+    steered.listed(ETHERNET)
+    assert backups(steered) == [False]
 
 
 def from_port(port: int) -> Ends:
