@@ -207,7 +207,7 @@ def test_both_sets_come_before_a_filter_of_another_program(proxy: Proxy) -> None
     assert egress.index("pref 3 bpf") < egress.index("pref 4 bpf") < egress.index("pref 5 u32")
 
 
-def test_filters_of_another_program_keep_the_clsact_that_both_sets_have_used(proxy: Proxy, tmp_path: Path) -> None:
+def test_filters_of_another_program_keep_the_clsact_of_both_sets(proxy: Proxy, tmp_path: Path) -> None:
     proxy.attach_both()
     proxy.tc("add filter", "ingress", *FOREIGN)
     proxy.filters.detach(proxy.interface)

@@ -301,7 +301,7 @@ def gap_of_delivery(world: ProxyWorld, begin: Callable[[], Download]) -> float:
     return gap
 
 
-def test_silent_end_of_wifi_interrupts_a_download_no_longer_than_without_us(hosts: Hosts) -> None:
+def test_silent_end_of_wifi_interrupts_no_longer_than_without_us(hosts: Hosts) -> None:
     with configured(hosts) as world:
         without = [gap_of_delivery(world, world.download) for _ in range(4)]
     with serving(hosts) as world:
@@ -342,9 +342,7 @@ def test_next_instance_adopts_what_a_killed_one_has_held_back(held: ProxyWorld) 
 
 
 @pytest.mark.parametrize("after", ["--cleanup", "without steering"])
-def test_what_a_killed_instance_has_held_back_is_freed_and_a_clients_backup_is_not(
-    own_world: ProxyWorld, after: str
-) -> None:
+def test_what_a_killed_instance_held_back_is_freed_but_no_clients_backup(own_world: ProxyWorld, after: str) -> None:
     one, other = own_world.lab.clients.values()
     address = str(other.address(ETHERNET, 4))
     other.run("ip", "mptcp", "endpoint", "add", address, "dev", "eth0")
@@ -433,7 +431,7 @@ def test_record_of_an_earlier_subflow_on_the_same_ports_decides_nothing(own_worl
 # Interfaces
 
 
-def test_capped_subflow_is_held_back_on_an_interface_without_ethernet_header() -> None:
+def test_capped_subflow_is_held_back_without_an_ethernet_header() -> None:
     both = ("eth0", "tun0")
     with (
         proxy_world.hosts(TWO_CLIENTS) as hosts,

@@ -741,6 +741,9 @@ def test_backup_that_the_client_asks_for_is_one_when_the_kernel_says_so(steered:
     assert backups(steered) == [True]
     steered.send(ETHERNET.ack(prio(backup=False)))
     kernel_says(True)
+    assert backups(steered) == [True], "the withdrawal may be forged"
+    kernel_says(False)
+    kernel_says(True)
     assert backups(steered) == [False], "steering holds it back now"
 
 
