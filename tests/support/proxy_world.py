@@ -175,6 +175,10 @@ class ProxyWorld:
             while self._uploads:
                 self._uploads.pop().stop()
 
+    def end_unreachable(self) -> None:
+        """End all subflows at the proxy: MPTCP can be told nothing of those whose interface or address has gone."""
+        self.proxy.run("ss", "-K", "-t", "sport", "=", f":{PORT}")
+
     def capped(self) -> list[SubflowStatus]:
         """The capped subflows."""
         return [subflow for subflow in self.services.subflows() if subflow.kind == "cap"]
