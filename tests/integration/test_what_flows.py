@@ -60,14 +60,22 @@ def wait_resolved(world: ProxyWorld) -> None:
     assert "resolved: the rates of all subflows are enforced" in world.daemon.log_text()
 
 
-@pytest.mark.parametrize("world", BACK_ENDS, indirect=True)
-def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld) -> None:
+@pytest.mark.parametrize(
+    ("world", "why"),
+    [
+        *(({"classifier": classifier, "steering": False}, PACE_ALONE) for classifier in BACK_ENDS),
+        ({"classifier": "nft"}, "its packets do not reach its class"),
+    ],
+    indirect=["world"],
+    ids=[*BACK_ENDS, "steering"],
+)
+def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld, why: str) -> None:
     world.begin_settled()
     assert ethernet_subflow(world)["not_enforced"] is None
     overwrite, undo = OVERWRITING[world.services.status()["daemon"]["classifier"] == "nft"]
     world.proxy.run("sh", "-ec", overwrite)
     try:
-        line = wait_reported(world, PACE_ALONE, "1mbit")
+        line = wait_reported(world, why, "1mbit")
         assert f"a rate is not enforced: {line}" in world.services.cli("doctor", check=False).stdout
     finally:
         world.proxy.run("sh", "-ec", undo)
@@ -118,7 +126,7 @@ def test_packets_that_leave_through_a_second_interface_are_reported(
     hosts: Hosts, classifier: str, cap: Rate | None, limit: Rate | None, why: str
 ) -> None:
     networks = ethernet_with({RateKind.CAP: cap, RateKind.LIMIT: limit})
-    with serving(hosts, networks, daemon={"classifier": classifier}) as world:
+    with serving(hosts, networks, daemon={"classifier": classifier, "steering": False}) as world:
         world.download()
         eventually(lambda: any(subflow.kind for subflow in world.services.subflows()), "throttled")
         eventually(lambda: len(world.marks()) == 1, "one subflow in a class")
