@@ -32,7 +32,6 @@ def hosts(hosts: Hosts) -> Iterator[Hosts]:
 
 def test_uplink_cap_holds_on_an_interface_without_ethernet_header(world: ProxyWorld) -> None:
     proxy, second = world.proxy, world.lab.clients["second"]
-    before = kernel_state(proxy)
     world.upload(LONG, second)
     world.upload(LONG)
     eventually(lambda: len(world.services.subflows()) == 4, "two subflows each")
@@ -45,10 +44,12 @@ def test_uplink_cap_holds_on_an_interface_without_ethernet_header(world: ProxyWo
     assert counters["repeated"] > 0
     assert counters["not_repeated"] == 0
     world.abort()
-    eventually(lambda: "clsact" not in proxy.run("tc", "qdisc", "show").stdout, "the filters detached")
+    show = "; ".join(f"tc filter show dev {name} egress" for name in INTERFACES)
+    eventually(lambda: "handle 0x4d50 " not in proxy.run("sh", "-c", show).stdout, "the filters of uplinks detached")
     world.wait_restored()
     assert world.daemon.stop() == 0
-    assert kernel_state(proxy) == before
+    assert kernel_state(proxy) == world.original
+    assert "clsact" not in proxy.run("tc", "qdisc", "show").stdout
 
 
 def test_cap_holds_on_an_interface_without_ethernet_header(world: ProxyWorld) -> None:
