@@ -7,6 +7,7 @@ from pathlib import Path
 
 from examples import ETHERNET, WIFI, connection, subflow
 from model_kernel import ModelKernel
+from model_steering import ModelSteering
 from model_uplinks import ModelUplinks
 from worlds import ManualClock, ManualSource, configuration
 
@@ -32,6 +33,7 @@ class LoopOnModels:
     clock: ManualClock = field(default_factory=ManualClock)
     source: ManualSource = field(default_factory=ManualSource)
     closed: list[ClosedSubflow] = field(default_factory=list)
+    steering: ModelSteering = field(default_factory=ModelSteering)
 
     def __post_init__(self) -> None:
         self.running = RunningConfig(configuration(self.configured), self.clock.time())
@@ -45,6 +47,7 @@ class LoopOnModels:
             self.kernel.features,
             self.clock,
             self.closed.extend,
+            self.steering,
         )
 
     def show(self, *connections: Connection) -> Snapshot:

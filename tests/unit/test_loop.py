@@ -119,6 +119,25 @@ def test_first_cap_installs_htb_and_a_further_cap_reads_no_kernel(world: World) 
     assert (world.kernel.reads, world.throttled) == (reads, {capped(1), capped(2)})
 
 
+def test_steering_gets_the_caps_of_downloads_and_their_present_rates(world: World) -> None:
+    slow = subflow("10.1.0.1")
+    world.step(connection(1, slow, subflow("10.2.0.1")))
+    assert {ends: throttle.rate for ends, throttle in world.steering.caps.items()} == {slow.ends: SLOW}
+    world.operator.set(cap("ethernet", Rate.parse("2mbit")))
+    world.step()
+    assert world.steering.caps[slow.ends].rate == Rate.parse("2mbit")
+    world.step(ended=1)
+    assert world.steering.caps == {}
+
+
+@pytest.mark.parametrize("backup", [False, True])
+def test_priority_that_the_kernel_knows_outweighs_that_of_the_sniffer(world: World, backup: bool) -> None:
+    seen = replace(subflow("10.1.0.1"), backup=not backup)
+    world.steering.priorities[seen.ends] = backup
+    world.step(connection(1, seen, subflow("10.2.0.1")))
+    assert (seen.ends in world.throttled) == (not backup)
+
+
 def test_loop_restores_the_qdisc_when_the_last_class_has_lingered(world: World) -> None:
     world.step(client(1))
     world.step(ended=1)

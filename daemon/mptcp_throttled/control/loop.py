@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mptcp_throttle.features import FeatureName
@@ -18,6 +19,7 @@ from mptcp_throttled.control.requests import carry_out
 from mptcp_throttled.enforcing.keeper import Keeper
 from mptcp_throttled.enforcing.reconciler import Kernel
 from mptcp_throttled.enforcing.share_changes import caps_of, share_changes
+from mptcp_throttled.enforcing.steering import NO_STEERING, SteeringKernel
 from mptcp_throttled.enforcing.uplinks import UplinkKernel, UplinkReconciler
 from mptcp_throttled.plan.planner import PlanDelta, Planner
 from mptcp_throttled.plan.shares import PlanSettings
@@ -34,14 +36,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-    from mptcp_throttle.model import FourTuple
+    from mptcp_throttle.model import Connection, FourTuple
     from mptcp_throttled.control.inbox import Message
     from mptcp_throttled.control.operator_state import OperatorStore
     from mptcp_throttled.control.running_config import RunningConfig
     from mptcp_throttled.control.source import Source, TableUpdate
     from mptcp_throttled.vocabulary.applied import Applied
     from mptcp_throttled.vocabulary.clock import Clock
-    from mptcp_throttled.vocabulary.decision import Decision, Previous, Throttle
+    from mptcp_throttled.vocabulary.decision import Decision, Previous
     from mptcp_throttled.vocabulary.terms import PresentTerms
     from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
@@ -67,7 +69,7 @@ class Loop:
     """The control loop without its thread: `step` is called from outside.
 
     `features` are those of the kernel by name, but for uplinks. `note_closed` is given the subflows that have closed,
-    `steer` those that have another cap of downloads, or none.
+    `steering` those that have another cap of downloads, or none; it knows the priorities that clients have asked for.
     `snapshot`, `recent_decisions.latest` and `note_kernel_change` are for any thread, all else for one.
     """
 
@@ -81,7 +83,7 @@ class Loop:
         features: Mapping[str, Feature],
         clock: Clock,
         note_closed: Callable[[Iterable[ClosedSubflow]], None],
-        steer: Callable[[Mapping[FourTuple, Throttle | None]], None] = lambda _: None,
+        steering: SteeringKernel = NO_STEERING,
     ) -> None:
         self._config = config
         self._operator = operator
@@ -89,7 +91,7 @@ class Loop:
         self._kernel = kernel
         self._clock = clock
         self._note_closed = note_closed
-        self._steer = steer
+        self._steering = steering
         self._terms = CurrentTerms()
         self._decisions = DecisionTable()
         self._planner = Planner()
@@ -169,7 +171,7 @@ class Loop:
         may_live = update is not None and update.whole
         uplink_changes = share_changes(previous, decisions, Direction.UPLINK)
         uplinks = self._uplinks.step(uplink_changes, terms, may_live=may_live)
-        self._steer(caps_of(self._changed_caps(previous, terms), terms))
+        self._steering.assign(caps_of(self._changed_caps(previous, terms), terms))
         concerned, adopted = self._concerned(delta, applied), self._adopted
         throttled, transitions = update_throttled(
             before.throttled, concerned, applied.plan, decisions, terms, adopted, self._began, self._clock.monotonic()
@@ -222,4 +224,16 @@ class Loop:
         ports = frozenset(self._config.config.proxy.ports) if by_port else None
         previous = table.reconfigure(self._terms.configured, terms, paused=paused, ports=ports)
         take = table.replace if update is not None and update.whole else table.update
-        return {**take({} if update is None else update.connections), **previous}
+        changed = {} if update is None else update.connections
+        return {**take({token: self._with_priorities(each) for token, each in changed.items()}), **previous}
+
+    def _with_priorities(self, connection: Connection | None) -> Connection | None:
+        if connection is None:
+            return None
+        known = [(subflow, self._steering.priority_of(subflow.ends)) for subflow in connection.subflows]
+        if all(backup in (None, subflow.backup) for subflow, backup in known):
+            return connection
+        return replace(
+            connection,
+            subflows=tuple(s if backup is None else replace(s, backup=backup) for s, backup in known),
+        )

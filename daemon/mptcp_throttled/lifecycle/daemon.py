@@ -27,6 +27,7 @@ from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig, judge
 from mptcp_throttled.control.source import TableSource, table_spacing
+from mptcp_throttled.enforcing.steering import NO_STEERING
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.steering.steering import Steering
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
@@ -80,12 +81,19 @@ class Daemon:
         self._clock = clock
         self._accounts = accounts = Accounts(self._history, clock)
         steering = features[FeatureName.STEERING]
-        steer = steering.assign if isinstance(steering, Steering) else lambda _: None
         self._own_ports = kernel.htb.ports | uplinks.ports
         if isinstance(steering, Steering):
             self._own_ports |= steering.ports
         self._loop = Loop(
-            self._running, operator, self._source, kernel, uplinks, features, clock, accounts.note_closed, steer
+            self._running,
+            operator,
+            self._source,
+            kernel,
+            uplinks,
+            features,
+            clock,
+            accounts.note_closed,
+            steering if isinstance(steering, Steering) else NO_STEERING,
         )
         self._observer = Observer(config.proxy.ports, self._loop, kernel.htb.class_bytes, accounts)
         self._metrics = MetricsServer()

@@ -126,6 +126,15 @@ class SteeringProgram:
             )
         return subflows
 
+    def wants_backup(self, ends: FourTuple) -> bool | None:
+        """Whether the client wants the subflow as a backup; None if the programs do not know it."""
+        try:
+            return bool(unpack(Steered, self.subflows_map.get(pack_ends(ends))).client_wants_backup)
+        except KernelError as error:
+            if error.number != errno.ENOENT:
+                raise
+            return None
+
     def counters(self) -> SteeringCounters:
         """What the programs have counted."""
         return read_counters(self._counters, SteeringCounters)

@@ -112,6 +112,16 @@ class Steering:
             except KernelError as error:
                 self._fail(error)
 
+    def priority_of(self, ends: FourTuple) -> bool | None:
+        """Whether the client wants the subflow as a backup; None if the programs do not know.
+
+        The kernel's own flag says what the programs have told it, and what the sniffer sees on the wire may be forged.
+        """
+        try:
+            return None if self._program is None else self._program.wants_backup(ends)
+        except KernelError:
+            return None
+
     def release(self) -> tuple[str, ...]:
         """Free all subflows, and detach the filters; what could not be restored."""
         self._networks = ()

@@ -1,0 +1,33 @@
+"""Steering, as the control loop sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mptcp_throttle.model import FourTuple
+    from mptcp_throttled.vocabulary.decision import Throttle
+
+
+class SteeringKernel(Protocol):
+    """The programs that hold capped subflows back. For one thread; raises nothing."""
+
+    def assign(self, throttles: Mapping[FourTuple, Throttle | None], /) -> None:
+        """Let capped subflows send to these rates; None: nothing while they are capped."""
+
+    def priority_of(self, ends: FourTuple, /) -> bool | None:
+        """Whether the client wants the subflow as a backup; None if the programs do not know."""
+
+
+class _NoSteering:
+    def assign(self, _throttles: Mapping[FourTuple, Throttle | None], /) -> None:
+        """Nothing is held back."""
+
+    def priority_of(self, _ends: FourTuple, /) -> bool | None:
+        """What the sniffer says holds."""
+        return None
+
+
+NO_STEERING: Final[SteeringKernel] = _NoSteering()
