@@ -114,19 +114,20 @@ def second_interface(world: ProxyWorld) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("classifier", "cap", "limit", "why"),
+    ("classifier", "steering", "cap", "limit", "why"),
     [
-        ("socket", Rate.parse("1mbit"), None, PACE_ALONE),
-        ("socket", Rate.parse("100kbit"), None, PACE_ALONE),
-        ("socket", None, Rate.parse("2mbit"), "its packets do not reach its class"),
-        ("rules", None, Rate.parse("2mbit"), "its packets do not reach its class"),
+        ("socket", False, Rate.parse("1mbit"), None, PACE_ALONE),
+        ("socket", False, Rate.parse("100kbit"), None, PACE_ALONE),
+        ("socket", True, Rate.parse("1mbit"), None, "its packets do not reach its class"),
+        ("socket", True, None, Rate.parse("2mbit"), "its packets do not reach its class"),
+        ("rules", True, None, Rate.parse("2mbit"), "its packets do not reach its class"),
     ],
 )
 def test_packets_that_leave_through_a_second_interface_are_reported(
-    hosts: Hosts, classifier: str, cap: Rate | None, limit: Rate | None, why: str
+    hosts: Hosts, classifier: str, steering: bool, cap: Rate | None, limit: Rate | None, why: str
 ) -> None:
     networks = ethernet_with({RateKind.CAP: cap, RateKind.LIMIT: limit})
-    with serving(hosts, networks, daemon={"classifier": classifier, "steering": False}) as world:
+    with serving(hosts, networks, daemon={"classifier": classifier, "steering": steering}) as world:
         world.download()
         eventually(lambda: any(subflow.kind for subflow in world.services.subflows()), "throttled")
         eventually(lambda: len(world.marks()) == 1, "one subflow in a class")

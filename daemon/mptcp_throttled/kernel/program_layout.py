@@ -139,6 +139,7 @@ class Steered(NamedTuple):
     looked_at: U64
     open_until: U64
     bytes: U64
+    counted: U64
     told: U32
     is_capped: U32
     client_wants_backup: U32

@@ -163,6 +163,7 @@ static __always_inline struct steered *add_steered(struct tcp_sock *tp, const st
 {
 	__u32 acknowledged = BPF_CORE_READ(tp, snd_una);
 	struct steered new = {
+		.counted = BPF_CORE_READ(tp, bytes_sent),
 		.interface = interface,
 		.sequence = BPF_CORE_READ(tp, rcv_wup),
 		.acknowledged = acknowledged,
@@ -202,6 +203,16 @@ static __always_inline void charge(struct bucket *bucket, __u32 bytes, __u64 now
 			return;
 		paid_at = seen;
 	}
+}
+
+/* Charges the bucket for what has left through an interface without our filter. */
+static __always_inline void charge_unseen(struct steered *steered, struct tcp_sock *tp, struct bucket *bucket, __u64 now)
+{
+	__u64 sent = BPF_CORE_READ(tp, bytes_sent);
+
+	if (sent > steered->counted && steered->is_capped)
+		charge(bucket, sent - steered->counted, now);
+	steered->counted = sent;
 }
 
 /* MPTCP takes an ACK without DSS for the end of MPTCP until a client has sent data on the first
@@ -272,6 +283,7 @@ static __always_inline void count_capped(struct __sk_buff *skb, const struct seg
 		steered = add_steered(tp, &segment->ends, skb->ifindex);
 	if (!steered)
 		return;
+	steered->counted = tp->bytes_sent;
 	steered->sequence = bpf_ntohl(segment->tcp.ack_seq);
 	steered->interface = skb->ifindex;
 	if (now - steered->looked_at >= LOOK_NS)
@@ -367,6 +379,7 @@ static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_soc
 		is_held |= steered && steered->is_capped && !steered->client_wants_backup;
 		if (!steered || !bucket || !steered->is_capped || steered->client_wants_backup)
 			continue;
+		charge_unseen(steered, tp, bucket, now);
 		from = bucket->paid_at > bucket->open_until ? bucket->paid_at : bucket->open_until;
 		if (from <= now) {
 			steered->open_until = bucket->open_until = now + PULSE_NS;
@@ -572,6 +585,7 @@ int deliver_acks(struct __sk_buff *skb)
 static __always_inline bool visit(struct __sk_buff *skb, const struct ends *ends, __u64 now)
 {
 	struct steered *steered = bpf_map_lookup_elem(&steered_subflows, ends);
+	struct bucket *bucket = bucket_of(ends);
 	struct sock_common *common;
 	struct tcp_sock *tp;
 	bool is_free;
@@ -585,7 +599,9 @@ static __always_inline bool visit(struct __sk_buff *skb, const struct ends *ends
 	tp = common ? bpf_skc_to_tcp_sock(common) : NULL;
 	if (tp && !is_listening(tp) && connection_to_proxy(tp)) {
 		look(steered, tp, network_of(ends->client), now);
-		settle(skb, steered, tp, bucket_of(ends), now);
+		if (bucket)
+			charge_unseen(steered, tp, bucket, now);
+		settle(skb, steered, tp, bucket, now);
 	} else {
 		forget(ends, steered);
 	}

@@ -32,7 +32,8 @@ enum proxy_told { NOTHING_HOLDS, IS_BACKUP, IS_REGULAR };
 
 /* A subflow on an access network that has a cap. `is_capped`: when `looked_at`, its connection had a
  * live preferred subflow. `client_wants_backup` is what the client itself has asked for. `bytes`
- * were sent while it was capped, headers included. `sequence` is the next byte of the client that
+ * were sent while it was capped, headers included. `counted` is what its socket had sent when its
+ * bucket was charged last, payload alone. `sequence` is the next byte of the client that
  * the proxy has acknowledged, `acknowledged` the highest acknowledgment of the client when MPTCP was
  * told last; `first_acknowledged` was that when the record was made. The ACKs that we make arrive
  * at `interface`. */
@@ -41,6 +42,7 @@ struct steered {
 	__u64 looked_at;
 	__u64 open_until;
 	__u64 bytes;
+	__u64 counted;
 	__u32 told;
 	__u32 is_capped;
 	__u32 client_wants_backup;
