@@ -143,11 +143,13 @@ class Steered(NamedTuple):
     told: U32
     is_capped: U32
     client_wants_backup: U32
+    is_uncounted: U32
     slot: U32
     interface: U32
     sequence: U32
     acknowledged: U32
     first_acknowledged: U32
+    padding: U32 = 0
 
 
 class Ack(NamedTuple):

@@ -46,6 +46,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define LOOK_NS 1000000ULL /* between two looks at the subflows of a connection */
 #define ARRIVED_NS 5000000ULL /* an ACK of ours has been processed, or is lost */
 #define RETRY_PULSE_NS 2000000ULL
+#define UNCOUNTED_BYTES 16384 /* more than may be sent between two looks at two counters */
 #define VISITS 1024 /* of slots, at most, by each `remind` */
 #define FREE_NS 1000000000ULL /* between two looks at a subflow that is free */
 #define CAS_ATTEMPTS 4
@@ -205,14 +206,17 @@ static __always_inline void charge(struct bucket *bucket, __u32 bytes, __u64 now
 	}
 }
 
-/* Charges the bucket for what has left through an interface without our filter. */
-static __always_inline void charge_unseen(struct steered *steered, struct tcp_sock *tp, struct bucket *bucket, __u64 now)
+/* Notes what has left through an interface without our filter. */
+static __always_inline void look_for_uncounted(struct steered *steered, struct tcp_sock *tp, struct bucket *bucket,
+					       __u64 now)
 {
-	__u64 sent = BPF_CORE_READ(tp, bytes_sent);
+	__u64 sent = BPF_CORE_READ(tp, bytes_sent), uncounted = sent - steered->counted;
 
-	if (sent > steered->counted && steered->is_capped)
-		charge(bucket, sent - steered->counted, now);
+	if (!uncounted || !steered->is_capped)
+		return;
+	charge(bucket, uncounted, now);
 	steered->counted = sent;
+	steered->is_uncounted |= uncounted > UNCOUNTED_BYTES;
 }
 
 /* MPTCP takes an ACK without DSS for the end of MPTCP until a client has sent data on the first
@@ -248,7 +252,8 @@ static __always_inline void tell(struct __sk_buff *skb, struct steered *steered,
 static __always_inline void settle(struct __sk_buff *skb, struct steered *steered, struct tcp_sock *tp,
 				   const struct bucket *bucket, __u64 now)
 {
-	bool is_held = steered->is_capped && (now >= steered->open_until || !bucket || bucket->paid_at > now);
+	bool is_held = steered->is_capped && !steered->is_uncounted &&
+		       (now >= steered->open_until || !bucket || bucket->paid_at > now);
 	enum proxy_told wanted = is_held ? IS_BACKUP : IS_REGULAR;
 
 	if (steered->client_wants_backup || (wanted == IS_REGULAR && steered->told == NOTHING_HOLDS) || !may_be_told(tp))
@@ -284,6 +289,7 @@ static __always_inline void count_capped(struct __sk_buff *skb, const struct seg
 	if (!steered)
 		return;
 	steered->counted = tp->bytes_sent;
+	steered->is_uncounted = 0;
 	steered->sequence = bpf_ntohl(segment->tcp.ack_seq);
 	steered->interface = skb->ifindex;
 	if (now - steered->looked_at >= LOOK_NS)
@@ -377,9 +383,9 @@ static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_soc
 		steered = bpf_map_lookup_elem(&steered_subflows, &ends);
 		bucket = bucket_of(&ends);
 		is_held |= steered && steered->is_capped && !steered->client_wants_backup;
-		if (!steered || !bucket || !steered->is_capped || steered->client_wants_backup)
+		if (!steered || !bucket || !steered->is_capped || steered->client_wants_backup || steered->is_uncounted)
 			continue;
-		charge_unseen(steered, tp, bucket, now);
+		look_for_uncounted(steered, tp, bucket, now);
 		from = bucket->paid_at > bucket->open_until ? bucket->paid_at : bucket->open_until;
 		if (from <= now) {
 			steered->open_until = bucket->open_until = now + PULSE_NS;
@@ -600,7 +606,7 @@ static __always_inline bool visit(struct __sk_buff *skb, const struct ends *ends
 	if (tp && !is_listening(tp) && connection_to_proxy(tp)) {
 		look(steered, tp, network_of(ends->client), now);
 		if (bucket)
-			charge_unseen(steered, tp, bucket, now);
+			look_for_uncounted(steered, tp, bucket, now);
 		settle(skb, steered, tp, bucket, now);
 	} else {
 		forget(ends, steered);

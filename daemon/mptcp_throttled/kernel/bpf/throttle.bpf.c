@@ -241,7 +241,9 @@ static __always_inline bool is_steered(struct tcp_sock *tp, const struct subflow
 
 	if (subflow->unused_at && bpf_ktime_get_ns() - subflow->unused_at < PRIORITY_NS)
 		return false;
-	return steered ? !steered->client_wants_backup : is_new && !kernel_says_backup(subflow_context(tp));
+	if (steered)
+		return !steered->client_wants_backup && !steered->is_uncounted;
+	return is_new && !kernel_says_backup(subflow_context(tp));
 }
 
 static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subflow, struct network *network,
