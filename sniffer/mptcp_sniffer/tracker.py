@@ -580,6 +580,7 @@ class Tracker:
         joined = self._handshakes.accepted_by_kernel(ends, token)
         if joined is None:
             live = _LiveSubflow(_unpack(ends), at, at, at, None, listed.address_id, backup_at_join=listed.backup)
+            live.backup_claimed = listed.backup  # what came before is not known
         else:
             live = _live(joined, at)
         self._apply_listed_backup(live, listed)

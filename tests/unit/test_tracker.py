@@ -766,9 +766,10 @@ def test_subflow_that_joins_as_a_backup_is_one_while_steering_may_act(steered: W
         assert backups(steered) == [False, kernel_says]
 
 
-def test_subflow_that_is_only_listed_is_no_backup_while_steering_may_act(steered: Wire) -> None:
+def test_kernel_is_believed_of_a_subflow_whose_join_was_not_captured(steered: Wire) -> None:
+    """The daemon knows better if it was steering."""
     steered.listed(ETHERNET, WIFI, backup=True)
-    assert backups(steered) == [False, False]
+    assert backups(steered) == [False, True]
 
 
 def test_backup_that_the_proxys_kernel_asks_for_needs_no_claim(steered: Wire) -> None:
