@@ -98,6 +98,11 @@ class SteeringProgram:
         """Their subflows are held back while they are capped."""
         self._buckets.delete_all([pack_u32(share) for share in shares])
 
+    def clear_shares(self) -> None:
+        """Take all shares away."""
+        self._bucket_numbers.clear()
+        self._buckets.clear()
+
     def assign(self, shares: Mapping[FourTuple, int]) -> None:
         """Let capped subflows send to the rates of these shares. Raises KernelError, and has done any part of it."""
         self._bucket_numbers.update({pack_ends(ends): pack_u32(share) for ends, share in shares.items()})

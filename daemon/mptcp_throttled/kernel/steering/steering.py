@@ -53,6 +53,7 @@ class Steering:
         self._problem: str | None = None
         self._look_at = -math.inf
         self._has_given_up = False
+        self._is_attached = False
         self._may_have_leftovers = True  # of an earlier instance
 
     @property
@@ -92,7 +93,7 @@ class Steering:
 
     def _remove_all(self) -> None:
         try:
-            self._end()
+            self._detach()
             if self._may_have_leftovers:
                 remove_leftovers(self._filters, self._ports)
         except KernelError as error:
@@ -106,7 +107,7 @@ class Steering:
                 self._wanted.pop(ends, None)
             else:
                 self._wanted[ends] = throttle
-        if self._program is not None and throttles:
+        if self._program is not None and self._is_attached and throttles:
             try:
                 self._assign(self._program, throttles)
             except KernelError as error:
@@ -141,9 +142,9 @@ class Steering:
         program.remove_shares(self._shares.take_unused())
 
     def _attach(self) -> None:
-        is_new = self._program is None
         program = self._program = self._program or SteeringProgram(self._ports)
         program.set_networks(self._networks)
+        is_new, self._is_attached = not self._is_attached, True
         self._attach_filters(program)
         if is_new:
             program.adopt()
@@ -184,22 +185,30 @@ class Steering:
         self._has_given_up = error.number in LASTING_ERRORS
 
     def _end(self) -> None:
-        """Free all subflows, and detach the filters."""
-        program, self._program = self._program, None
-        reminder, self._reminder = self._reminder, None
-        self._shares.clear()
-        self._attached = frozenset()
-        if program is None:
+        """Free all subflows, detach the filters, and drop the programs."""
+        try:
+            self._detach()
+        finally:
+            program, self._program = self._program, None
+            reminder, self._reminder = self._reminder, None
+            if reminder is not None:
+                reminder.stop()
+            elif program is not None:
+                program.close()
+
+    def _detach(self) -> None:
+        """Free all subflows, and detach the filters. The programs stay loaded: that takes long."""
+        program = self._program
+        if program is None or not self._is_attached:
             return
+        self._is_attached, self._attached = False, frozenset()
+        self._shares.clear()
         try:
             free(program)
+            program.clear_shares()
         finally:
             for interface in self._filters.interfaces():
                 self._filters.detach(interface)
-            if reminder is not None:
-                reminder.stop()
-            else:
-                program.close()
 
 
 def free(program: SteeringProgram) -> None:
