@@ -9,10 +9,9 @@ import pytest
 from examples import connection, subflow
 
 from mptcp_throttle.features import FeatureName
-from mptcp_throttle.model import RateKind, format_token
+from mptcp_throttle.model import format_token
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.rpc.wire import encode_connection
-from mptcp_throttle.units import Rate
 from mptcp_throttled.control.source import TableSource, TableUpdate, table_spacing
 from mptcp_throttled.vocabulary.features import FeatureState
 
@@ -186,25 +185,9 @@ def taken(source: TableSource) -> TableUpdate:
     return update
 
 
-@pytest.mark.parametrize(
-    ("paced", "steered", "kinds", "seconds"),
-    [
-        (True, True, [RateKind.CAP], 1.0),
-        (True, True, [RateKind.CAP, RateKind.LIMIT], 0.05),
-        (True, True, [RateKind.CAP, RateKind.UPLINK_CAP], 0.05),
-        (True, False, [RateKind.CAP], 0.05),
-        (False, False, [RateKind.CAP], 0.0),
-    ],
-)
-def test_table_is_read_rarely_only_while_the_kernel_caps_by_itself(
-    paced: bool, steered: bool, kinds: list[RateKind], seconds: float
-) -> None:
-    problems = {FeatureName.PACING: paced, FeatureName.STEERING: steered}
-    features: dict[str, FeatureState] = {
-        name: FeatureState(None if works else "no kernel program") for name, works in problems.items()
-    }
-    rates = [{kind: Rate.parse("1mbit") for kind in kinds}, {}]
-    assert table_spacing(features, rates) == seconds
+def test_table_is_read_rarely_only_while_the_kernel_caps_by_itself() -> None:
+    assert table_spacing({FeatureName.PACING: FeatureState()}) == 0.05
+    assert table_spacing({FeatureName.PACING: FeatureState("no kernel program")}) == 0.0
 
 
 def test_new_connection_after_a_silence_is_delivered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

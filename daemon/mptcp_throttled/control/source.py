@@ -11,7 +11,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from mptcp_throttle.features import FeatureName
-from mptcp_throttle.model import Connection, RateKind, Token
+from mptcp_throttle.model import Connection, Token
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.rpc.wire import decode_connection, decode_token
-from mptcp_throttle.units import Rate
 from mptcp_throttled.control.lasting import Lasting
 from mptcp_throttled.vocabulary.features import FeatureState
 
@@ -30,20 +29,11 @@ _POLL_SECONDS: Final = 1.0
 _CALL_SECONDS: Final = 3.0
 _RETRY_SECONDS: Final = 0.2
 _BATCH_SECONDS: Final = 0.05
-_STEERED_SECONDS: Final = 1.0
 
 
-def table_spacing(features: Mapping[str, FeatureState], rates: Iterable[Mapping[RateKind, Rate]]) -> float:
-    """Seconds between two readings of the table, at least: what is urgent is done in the kernel, where it can be.
-
-    `rates` are those of the access networks. Steering holds capped downloads back until the daemon gives them a share;
-    limits and uplinks wait for the daemon.
-    """
-    if features[FeatureName.PACING].problem is not None:
-        return 0.0
-    is_steered = features[FeatureName.STEERING].problem is None
-    has_other_rates = any(kind is not RateKind.CAP for of_network in rates for kind in of_network)
-    return _STEERED_SECONDS if is_steered and not has_other_rates else _BATCH_SECONDS
+def table_spacing(features: Mapping[str, FeatureState]) -> float:
+    """Seconds between two readings of the table, at least: what is urgent is done in the kernel, where it can be."""
+    return _BATCH_SECONDS if features[FeatureName.PACING].problem is None else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class Daemon:
             while not self._stopping:
                 deadline = min(loop.next_deadline, watchdog.due)
                 loop.step(self._inbox.wait(deadline - time.monotonic()))
-                self._source.spacing = table_spacing(loop.snapshot.features, loop.snapshot.terms.rates.values())
+                self._source.spacing = table_spacing(loop.snapshot.features)
                 watchdog.alive()
         finally:
             systemd.notify("STOPPING=1")
