@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from examples import connection, subflow
 
-from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import format_token
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.rpc.wire import encode_connection
-from mptcp_throttled.control.source import TableSource, TableUpdate, table_spacing
-from mptcp_throttled.vocabulary.features import FeatureState
+from mptcp_throttled.control.source import TableSource, TableUpdate
 
 ONE, TWO = connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"))
 SNAPSHOT = {"epoch": "e", "revision": 5, "connections": [encode_connection(ONE)], "next": None}
@@ -133,71 +131,3 @@ def test_updates_are_merged_until_they_are_taken() -> None:
     assert whole.then(ended).then(opened) == TableUpdate("e", 7, {TWO.token: TWO}, True, None)
     assert ended.then(opened) == TableUpdate("e", 7, {ONE.token: None, TWO.token: TWO}, False, None)
     assert ended.then(TableUpdate(problem="gone")) == TableUpdate(problem="gone")
-
-
-def test_new_connection_is_left_out_under_load_until_it_has_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    timeouts: list[float] = []
-    updates: list[TableUpdate] = []
-    source = TableSource(Path("/nonexistent/sniffer.sock"), lambda: updates.append(taken(source)))
-    source.spacing = 1.0
-    young, ended = connection(2, subflow("10.1.0.3", at=101.625)), connection(3, subflow("10.1.0.4", at=101.6875))
-    one, two, three = (f"t{format_token(each.token)}" for each in (ONE, young, ended))
-    answers = iter(
-        [
-            SNAPSHOT,
-            changes(5),
-            changes(6, **{one: encode_connection(ONE)}),
-            changes(7, **{one: encode_connection(ONE)}),
-            changes(8, **{two: encode_connection(young), three: encode_connection(ended)}),
-            changes(9, **{three: None}),
-            changes(9),
-            {"resync": True},
-        ]
-    )
-
-    def call(method: str, *arguments: float) -> Json:
-        if method == "changes":
-            timeouts.append(arguments[-1])
-            wait(0.25)
-        return next(answers)
-
-    def wait(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr("mptcp_throttled.control.source.time.monotonic", lambda: now)
-    monkeypatch.setattr(source._client, "call", call)
-    monkeypatch.setattr(source._stopping, "wait", wait)
-    source._follow()
-    assert [(u.revision, dict(u.connections)) for u in updates] == [
-        (5, {ONE.token: ONE}),
-        (6, {ONE.token: ONE}),
-        (7, {ONE.token: ONE}),
-        (9, {young.token: young}),
-    ]
-    assert timeouts == [0.0, 1.0, 1.0, 1.0, 0.125, 1.0, 1.0]
-
-
-def taken(source: TableSource) -> TableUpdate:
-    update = source.take()
-    assert update is not None
-    return update
-
-
-def test_table_is_read_rarely_only_while_the_kernel_caps_by_itself() -> None:
-    assert table_spacing({FeatureName.PACING: FeatureState()}) == 0.05
-    assert table_spacing({FeatureName.PACING: FeatureState("no kernel program")}) == 0.0
-
-
-def test_new_connection_after_a_silence_is_delivered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    updates: list[TableUpdate] = []
-    source = TableSource(Path("/nonexistent/sniffer.sock"), lambda: updates.append(taken(source)))
-    source.spacing = 1.0
-    young = connection(2, subflow("10.1.0.3", at=99.9))
-    answers = iter([SNAPSHOT, changes(5), changes(6, **{f"t{format_token(TWO.token)}": encode_connection(young)})])
-    monkeypatch.setattr("mptcp_throttled.control.source.time.monotonic", lambda: 100.0)
-    monkeypatch.setattr(source._client, "call", lambda *_: next(answers, {"resync": True}))
-    monkeypatch.setattr(source._stopping, "wait", lambda _: None)
-    source._follow()
-    assert [dict(update.connections) for update in updates] == [{ONE.token: ONE}, {young.token: young}]

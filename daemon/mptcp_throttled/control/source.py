@@ -18,22 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import Connection, Token
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.rpc.wire import decode_connection, decode_token
-from mptcp_throttled.control.lasting import Lasting
-from mptcp_throttled.vocabulary.features import FeatureState
 
 _POLL_SECONDS: Final = 1.0
 _CALL_SECONDS: Final = 3.0
 _RETRY_SECONDS: Final = 0.2
-_BATCH_SECONDS: Final = 0.05
-
-
-def table_spacing(features: Mapping[str, FeatureState]) -> float:
-    """Seconds between two readings of the table, at least: what is urgent is done in the kernel, where it can be."""
-    return _BATCH_SECONDS if features[FeatureName.PACING].problem is None else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +61,7 @@ class TableSource(threading.Thread):
     """Receives updates of the table in this thread until `stop()`, and calls `arrived` after each.
 
     `parts` counts the parts of whole tables received so far: while it grows, a table is on its way. `spacing` is the
-    time in seconds between deliveries while changes come faster; the first two after a silence are not delayed. While
-    they come faster, a new connection is left out until it is older than that.
+    time in seconds between deliveries while changes come faster; the first two after a silence are not delayed.
     """
 
     def __init__(self, sniffer_socket: Path, arrived: Callable[[], None]) -> None:
@@ -129,29 +119,17 @@ class TableSource(threading.Thread):
             update, is_behind = update.then(_decode_changes(answer)), answer["more"]
         self._problem = None
         self._deliver(update)
-        lasting = Lasting(update.connections)
-        next_at, waited = -math.inf, 0.0
+        next_at = -math.inf
         while not self._stopping.is_set():
-            answer = self._client.call("changes", update.epoch, update.revision, self._longest_wait(lasting))
+            answer = self._client.call("changes", update.epoch, update.revision, _POLL_SECONDS)
             if answer.get("resync"):
                 return
-            update = _decode_changes(answer)
-            now = time.monotonic()
-            is_loaded = waited > 0 and now < next_at
-            passed = lasting.take(update.connections, now - (self.spacing if is_loaded else 0.0))
-            if passed:
-                self._deliver(replace(update, connections=passed))
             if answer["changes"]:
-                waited = max(next_at - now, 0.0)
-                self._stopping.wait(waited)
+                update = _decode_changes(answer)
+                self._deliver(update)
+                now = time.monotonic()
+                self._stopping.wait(max(next_at - now, 0.0))
                 next_at = max(next_at, now) + self.spacing
-
-    def _longest_wait(self, lasting: Lasting) -> float:
-        """For the next change, in seconds: until the first connection that is too young is not any more."""
-        oldest = lasting.oldest()
-        return (
-            _POLL_SECONDS if oldest is None else min(max(oldest + self.spacing - time.monotonic(), 0.0), _POLL_SECONDS)
-        )
 
     def _take_table(self) -> TableUpdate:
         """All parts, at the revision of the first: what has changed since may be in the other parts, or not."""

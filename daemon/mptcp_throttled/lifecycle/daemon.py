@@ -26,7 +26,7 @@ from mptcp_throttled.control.inbox import Inbox, Message
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig, judge
-from mptcp_throttled.control.source import TableSource, table_spacing
+from mptcp_throttled.control.source import TableSource
 from mptcp_throttled.enforcing.steering import NO_STEERING
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.steering.steering import Steering
@@ -41,6 +41,7 @@ from mptcp_throttled.vocabulary.features import Feature
 
 _log = logging.getLogger("mptcp-throttled")
 
+_BATCH_SECONDS: Final = 0.05
 _FIRST_TABLE_SECONDS: Final = 1.0
 _SNIFFER_STATUS_SECONDS: Final = 0.5
 _TOP_CLIENTS: Final = 20
@@ -139,7 +140,8 @@ class Daemon:
             while not self._stopping:
                 deadline = min(loop.next_deadline, watchdog.due)
                 loop.step(self._inbox.wait(deadline - time.monotonic()))
-                self._source.spacing = table_spacing(loop.snapshot.features)
+                # What is urgent is done in the kernel, where it can be.
+                self._source.spacing = _BATCH_SECONDS if loop.snapshot.problem_of(FeatureName.PACING) is None else 0.0
                 watchdog.alive()
         finally:
             systemd.notify("STOPPING=1")
