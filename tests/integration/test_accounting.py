@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mptcp_sniffer.segment import PackedEndpoint
 
 ECHO_PORT: Final = 8081
+ON_THE_WIRE = f"(tcp port {PORT} or tcp port {ECHO_PORT}) and not (inbound and src port {PORT})"
+"""Without the copies that steering sends to the proxy itself."""
 PORTS: Final = (PORT, ECHO_PORT)
 TOPOLOGY: Final = Topology(clients=tuple(ClientSpec(name) for name in ("one", "two", "three")))
 NAMES: Final = ("wifi", "ethernet")
@@ -53,7 +55,7 @@ def capturing(world: ProxyWorld) -> Iterator[Carried]:
     path, carried = world.proxy.directory / "accounting.pcap", Carried()
     path.unlink(missing_ok=True)
     options = ("-i", "eth0", "--immediate-mode", "-U", "-s", "134", "-B", "65536", "-w", path)
-    dump = world.proxy.start("tcpdump", "tcpdump", *options, f"tcp port {PORT} or tcp port {ECHO_PORT}")
+    dump = world.proxy.start("tcpdump", "tcpdump", *options, ON_THE_WIRE)
     dump.wait_until(path.exists, "capturing")
     yield carried
     eventually(lambda: not any(listed(world.proxy, port) for port in PORTS), "all subflows ended", within=90)

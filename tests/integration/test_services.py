@@ -67,7 +67,7 @@ def test_services_start_in_either_order_and_a_stopped_sniffer_frees(stopped: Pro
 def test_services_survive_a_crash_of_the_other(world: ProxyWorld) -> None:
     services = world.services
     before = world.begin_capped()
-    world.wait_paced()
+    world.wait_restrained()
 
     world.sniffer.kill()
     eventually(lambda: not world.marks(), "caps lifted without a sniffer", within=1.5)

@@ -248,6 +248,15 @@ static __always_inline void tell(struct __sk_buff *skb, struct steered *steered,
 	count(told == IS_BACKUP ? TOLD_AS_BACKUP : TOLD_AS_REGULAR);
 }
 
+/* Whether the proxy has closed the subflow: nothing is left to send, and an old ACK would be
+ * answered. */
+static __always_inline bool has_ended(struct tcp_sock *tp)
+{
+	__u8 state = BPF_CORE_READ((struct sock *)tp, __sk_common.skc_state);
+
+	return state != BPF_TCP_ESTABLISHED && state != BPF_TCP_CLOSE_WAIT;
+}
+
 /* Tells MPTCP what holds now, if that is not what it was told last, or if it has not heard it. */
 static __always_inline void settle(struct __sk_buff *skb, struct steered *steered, struct tcp_sock *tp,
 				   const struct bucket *bucket, __u64 now)
@@ -256,6 +265,10 @@ static __always_inline void settle(struct __sk_buff *skb, struct steered *steere
 		       (now >= steered->open_until || !bucket || bucket->paid_at > now);
 	enum proxy_told wanted = is_held ? IS_BACKUP : IS_REGULAR;
 
+	if (has_ended(tp)) {
+		steered->told = NOTHING_HOLDS;
+		return;
+	}
 	if (steered->client_wants_backup || (wanted == IS_REGULAR && steered->told == NOTHING_HOLDS) || !may_be_told(tp))
 		return;
 	if (wanted != steered->told) {
