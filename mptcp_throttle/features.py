@@ -36,7 +36,7 @@ FEATURE_TEXTS: Final[Mapping[FeatureName, FeatureTexts]] = {
     FeatureName.STEERING: FeatureTexts(
         "capped subflows are held back while preferred ones can do without them",
         "missing, so capped subflows carry data that preferred ones could carry",
-        "docs/explanation/steering.md says what it needs",
+        f"{DOCUMENTS}/explanation/steering.md says what it needs",
     ),
     FeatureName.DISCARDS: FeatureTexts(
         "clients are kept from discarding segments",

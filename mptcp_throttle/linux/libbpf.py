@@ -160,6 +160,15 @@ class BpfMap:
         _checked("bpf map lookup", _libbpf().bpf_map_lookup_elem(self.descriptor, key, value))
         return value.raw
 
+    def find(self, key: bytes) -> bytes | None:
+        """As `get`, but None if the map has no such key."""
+        try:
+            return self.get(key)
+        except KernelError as error:
+            if error.number != errno.ENOENT:
+                raise
+            return None
+
     def delete_all(self, keys: Collection[bytes]) -> None:
         """Delete these elements, as far as they are there, in one call; for the map types that have batches.
 

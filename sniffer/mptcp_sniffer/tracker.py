@@ -476,10 +476,11 @@ class Tracker:
             self._unconfirmed = True
             yield from self._note_closing(entry, event.ends, at)
         else:
-            backup = self._asked_by_client(entry.subflows[event.ends], kernel_says=event.backup)
+            backup = self._confirm_backup(entry.subflows[event.ends], kernel_says=event.backup)
             yield from self._set_backup(entry, event.ends, backup, at, by_client=True)
 
-    def _asked_by_client(self, live: _LiveSubflow, *, kernel_says: bool) -> bool:
+    def _confirm_backup(self, live: _LiveSubflow, *, kernel_says: bool) -> bool:
+        """Whether the client wants the subflow as a backup, now that the kernel says how it treats the subflow."""
         # Any host can forge what withdraws it.
         if not kernel_says and live.backup_withdrawn:
             live.backup_claimed = live.backup_withdrawn = False
@@ -559,7 +560,7 @@ class Tracker:
 
     def _apply_listed_backup(self, live: _LiveSubflow, listed: ListedSubflow) -> bool:
         """Take what the kernel says of the priority; whether that changes it."""
-        backup = listed.backup_by_proxy or self._asked_by_client(live, kernel_says=listed.backup)
+        backup = listed.backup_by_proxy or self._confirm_backup(live, kernel_says=listed.backup)
         if live.backup == backup:
             return False
         live.backup_by_client, live.backup_by_proxy = backup, False

@@ -19,7 +19,7 @@ from mptcp_throttled.control.requests import carry_out
 from mptcp_throttled.enforcing.keeper import Keeper
 from mptcp_throttled.enforcing.reconciler import Kernel
 from mptcp_throttled.enforcing.share_changes import caps_of, share_changes
-from mptcp_throttled.enforcing.steering import NO_STEERING, SteeringKernel
+from mptcp_throttled.enforcing.steering import SteeringKernel
 from mptcp_throttled.enforcing.uplinks import UplinkKernel, UplinkReconciler
 from mptcp_throttled.plan.planner import PlanDelta, Planner
 from mptcp_throttled.plan.shares import PlanSettings
@@ -83,7 +83,7 @@ class Loop:
         features: Mapping[str, Feature],
         clock: Clock,
         note_closed: Callable[[Iterable[ClosedSubflow]], None],
-        steering: SteeringKernel = NO_STEERING,
+        steering: SteeringKernel,
     ) -> None:
         self._config = config
         self._operator = operator
@@ -204,17 +204,17 @@ class Loop:
         """The decisions for the subflows whose rate may have changed; None for one that is not known any more."""
         if not applied.is_full:
             return {**delta.decisions, **self._planner.members(applied.retried)}
-        decisions: dict[FourTuple, Decision | None] = dict.fromkeys(self.snapshot.throttled)
-        decisions.update((d.subflow.ends, d) for each in self._decisions.decisions.values() for d in each)
-        return decisions
+        return {**dict.fromkeys(self.snapshot.throttled), **self._all_decisions()}
 
     def _changed_caps(self, previous: Previous, terms: PresentTerms) -> Mapping[FourTuple, Decision | None]:
         """The decisions for the subflows whose share of a download may have changed, or its rate."""
         changes = share_changes(previous, self._decisions.decisions, Direction.DOWNLINK)
         if terms is self.snapshot.terms:
             return changes
-        all_ = {decision.subflow.ends: decision for each in self._decisions.decisions.values() for decision in each}
-        return {**all_, **changes}
+        return {**self._all_decisions(), **changes}
+
+    def _all_decisions(self) -> dict[FourTuple, Decision]:
+        return {decision.subflow.ends: decision for each in self._decisions.decisions.values() for decision in each}
 
     def _decide(self, update: TableUpdate | None, terms: PresentTerms, *, paused: bool) -> Previous:
         """Decide for the connections that a change concerns; their decisions before."""

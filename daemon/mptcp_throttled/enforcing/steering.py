@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,15 +19,3 @@ class SteeringKernel(Protocol):
 
     def priority_of(self, ends: FourTuple, /) -> bool | None:
         """Whether the client wants the subflow as a backup; None if the programs do not know."""
-
-
-class _NoSteering:
-    def assign(self, _throttles: Mapping[FourTuple, Throttle | None], /) -> None:
-        """Nothing is held back."""
-
-    def priority_of(self, _ends: FourTuple, /) -> bool | None:
-        """What the sniffer says holds."""
-        return None
-
-
-NO_STEERING: Final[SteeringKernel] = _NoSteering()

@@ -21,7 +21,7 @@ from mptcp_throttled.kernel.openvswitch.openflow import OpenFlowClassifier
 from mptcp_throttled.kernel.openvswitch.queues import PortQueues
 from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
-from mptcp_throttled.kernel.steering.steering import Steering
+from mptcp_throttled.kernel.steering.steering import NoSteering, Steering
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.vocabulary.features import Absent, Feature
 
@@ -40,14 +40,15 @@ class _BackEnd(NamedTuple):
     can_remove: Callable[[Config], bool]
 
 
-def kernel_of(config: Config, keep: Callable[[int | None], None]) -> tuple[LinuxKernel, dict[str, Feature]]:
-    """The kernel layer for the service, and its features by name.
+def kernel_of(
+    config: Config, keep: Callable[[int | None], None]
+) -> tuple[LinuxKernel, Steering | NoSteering, dict[str, Feature]]:
+    """The kernel layer for the service, steering, and all features by name.
 
     `keep` is given the descriptor of the kernel program's link.
     """
     steering = _steering(config)
-    steered_map = (lambda: steering.subflows_map) if isinstance(steering, Steering) else lambda: None
-    sockets = _paced_sockets(config, keep, steered_map)
+    sockets = _paced_sockets(config, keep, lambda: steering.subflows_map)
     features: dict[str, Feature] = {
         # First: it must know the marks of an earlier instance before those change that tell them from a client's.
         FeatureName.STEERING: steering,
@@ -55,7 +56,7 @@ def kernel_of(config: Config, keep: Callable[[int | None], None]) -> tuple[Linux
         FeatureName.DISCARDS: _discard_prevention(config),
     }
     local = sockets if config.sniffer.kernel_view else None
-    return LinuxKernel(*_BACK_ENDS[config.daemon.backend].serving(config, local), sockets), features
+    return LinuxKernel(*_BACK_ENDS[config.daemon.backend].serving(config, local), sockets), steering, features
 
 
 def kernel_to_clean(config: Config) -> LinuxKernel:
@@ -138,14 +139,14 @@ def _paced_sockets(
     return PacedSockets(config.proxy.ports, cgroup, keep=keep, steered_map=steered_map)
 
 
-def _steering(config: Config) -> Steering | Absent:
+def _steering(config: Config) -> Steering | NoSteering:
     if not config.daemon.steering:
-        return Absent("daemon.steering is false")
+        return NoSteering("daemon.steering is false")
     if not config.daemon.pacing:
-        return Absent("daemon.pacing is false")
+        return NoSteering("daemon.pacing is false")
     # Without kernel_view the proxy's sockets are on another host.
     if not config.sniffer.kernel_view:
-        return Absent("sniffer.kernel_view is false")
+        return NoSteering("sniffer.kernel_view is false")
     filters = ClsactFilters(config.sockets.daemon.parent, FilterSet.STEERING)
     return Steering(config.proxy.interfaces, config.proxy.ports, filters)
 

@@ -15,7 +15,7 @@ from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttled.enforcing.reconciler import Reconciler
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, FilterSet
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
-from mptcp_throttled.kernel.steering.steering import remove_leftovers as remove_leftovers_of_steering
+from mptcp_throttled.kernel.steering import steering
 from mptcp_throttled.kernel.uplink.acks import AckSender, list_acks
 from mptcp_throttled.lifecycle import back_ends
 from mptcp_throttled.lifecycle.kept_link import KeptLink
@@ -61,15 +61,13 @@ def release_old_ports(recorded: Collection[int], ports: Collection[int], kept: K
             release_sockets(PacedSockets((port,)).free_sockets)
 
 
-def free_steered(filters: ClsactFilters, ports: Collection[int]) -> None:
+def free_steered(directory: Path, ports: Collection[int]) -> None:
     """Free the subflows that another instance has held back; what cannot be freed is logged.
 
     Before its sockets are freed: what they have tells these subflows from those that clients want as backups.
     """
-    try:
-        remove_leftovers_of_steering(filters, [*ports])
-    except KernelError as error:
-        _log.warning("subflows may stay backups, and carry nothing beside others: %s", error)
+    with closing(ClsactFilters(directory, FilterSet.STEERING)) as filters:
+        steering.remove_leftovers(filters, [*ports])
 
 
 def free_uplinks(filters: ClsactFilters, directory: Path, ports: Collection[int]) -> None:
@@ -153,8 +151,7 @@ def clean_up_host(path: Path) -> None:
     with service.single_instance(directory, "mptcp-throttled", group):
         record = PortRecord(directory)
         recorded = record.load()
-        with closing(ClsactFilters(directory, FilterSet.STEERING)) as steering:
-            free_steered(steering, recorded)
+        free_steered(directory, recorded)
         try:
             clean_up(kernel)
         finally:

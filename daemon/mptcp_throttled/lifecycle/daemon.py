@@ -27,9 +27,8 @@ from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig, judge
 from mptcp_throttled.control.source import TableSource
-from mptcp_throttled.enforcing.steering import NO_STEERING
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.kernel.steering.steering import Steering
+from mptcp_throttled.kernel.steering.steering import NoSteering, Steering
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.kernel.watch import Notifications
 from mptcp_throttled.lifecycle.cleanup import release_sockets
@@ -62,6 +61,7 @@ class Daemon:
         load: Callable[[], Config],
         kernel: LinuxKernel,
         uplinks: Uplinks,
+        steering: Steering | NoSteering,
         features: Mapping[str, Feature],
         kept: KeptLink,
     ) -> None:
@@ -81,10 +81,7 @@ class Daemon:
         self._history = History(config.state_directory / "history.sqlite", boot)
         self._clock = clock
         self._accounts = accounts = Accounts(self._history, clock)
-        steering = features[FeatureName.STEERING]
-        self._own_ports = kernel.htb.ports | uplinks.ports
-        if isinstance(steering, Steering):
-            self._own_ports |= steering.ports
+        self._own_ports = kernel.htb.ports | uplinks.ports | steering.ports
         self._loop = Loop(
             self._running,
             operator,
@@ -94,7 +91,7 @@ class Daemon:
             features,
             clock,
             accounts.note_closed,
-            steering if isinstance(steering, Steering) else NO_STEERING,
+            steering,
         )
         self._observer = Observer(config.proxy.ports, self._loop, kernel.htb.class_bytes, accounts)
         self._metrics = MetricsServer()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 
 from mptcp_throttle import logs, service
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttled.kernel.clsact_filters import ClsactFilters, FilterSet
+from mptcp_throttled.kernel.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.kernel.steering.steering import Steering
+from mptcp_throttled.kernel.steering.steering import NoSteering
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.lifecycle import back_ends
 from mptcp_throttled.lifecycle.cleanup import (
@@ -46,10 +44,10 @@ def serve(path: Path) -> None:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
         record = PortRecord(directory)
         recorded = record.load()
-        kernel, features = back_ends.kernel_of(config, kept.replace)
+        kernel, steering, features = back_ends.kernel_of(config, kept.replace)
         # Steering frees subflows itself, but only those on the ports that are served.
-        if not isinstance(features[FeatureName.STEERING], Steering) or {*recorded} - {*config.proxy.ports}:
-            _free_steered(directory, recorded)
+        if isinstance(steering, NoSteering) or {*recorded} - {*config.proxy.ports}:
+            free_steered(directory, recorded)
         service.require_writable(config.state_directory)
         # First: if this back end cannot be used, no subflow may stay throttled by the other one.
         unused = back_ends.unused_kernel(config)
@@ -58,23 +56,18 @@ def serve(path: Path) -> None:
         try:
             _check_kernel(kernel)
         except UserError:
-            _free_steered(directory, recorded)
+            free_steered(directory, recorded)
             raise
         with closing(ClsactFilters(directory)) as filters:
             free_uplinks(filters, directory, {*recorded, *config.proxy.ports})
             release_old_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
             record.write(config.proxy.ports)
             uplinks = Uplinks(config.proxy.interfaces, filters)
-            daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, features, kept)
+            daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, steering, features, kept)
             service.on_stop_signal(daemon.stop)
             service.on_hand_over_signal(daemon.hand_over)
             service.on_reload_signal(daemon.api.reload_on_signal)
             daemon.run()
-
-
-def _free_steered(directory: Path, ports: Collection[int]) -> None:
-    with closing(ClsactFilters(directory, FilterSet.STEERING)) as filters:
-        free_steered(filters, ports)
 
 
 def _check_kernel(kernel: LinuxKernel) -> None:

@@ -87,7 +87,7 @@ class PacedSockets:
         """
         self._set_networks(situation.networks if situation.throttling else ())
         now = time.monotonic()
-        if now >= self._find_at or self._steered is not self._steered_map():
+        if now >= self._find_at or self._is_outdated:
             self._find_at = now + _FIND_SECONDS
             self._follow_proxy()
 
@@ -117,13 +117,18 @@ class PacedSockets:
     def is_attached(self) -> bool:
         return self._program is not None
 
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether the program has another map of steered subflows than there is now."""
+        return self._program is not None and self._steered is not self._steered_map()
+
     def _follow_proxy(self) -> None:
         try:
             cgroup = self._configured or self._proxy.find()
-            is_current = self._program is not None and self._steered is self._steered_map()
+            needs_program = self._program is None or self._is_outdated or not self._covers(cgroup)
             if self._is_detached(cgroup):
                 self._attach_again(cgroup)
-            elif (not is_current or not self._covers(cgroup)) and time.monotonic() >= self._load_at:
+            elif needs_program and time.monotonic() >= self._load_at:
                 self._replace(self._attached_program(cgroup))
                 self._attached_to = cgroup, _identity(cgroup)
         except KernelError as error:

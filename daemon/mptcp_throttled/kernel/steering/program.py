@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from mptcp_throttle.linux.c_layout import pack, unpack
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -22,7 +21,6 @@ from mptcp_throttled.kernel.program_layout import (
     pack_settings,
     pack_u32,
     read_counters,
-    unpack_ends,
 )
 from mptcp_throttled.vocabulary.counters import SteeringCounters
 
@@ -41,18 +39,6 @@ class Told(IntEnum):
     NOTHING_HOLDS = 0
     IS_BACKUP = 1
     IS_REGULAR = 2
-
-
-class SteeredSubflow(NamedTuple):
-    """A subflow on a network with a cap.
-
-    `is_capped`: it is held back but for pulses. `sent`: bytes while it was capped, headers included.
-    """
-
-    told: Told
-    is_capped: bool
-    client_wants_backup: bool
-    sent: int
 
 
 class SteeringProgram:
@@ -82,7 +68,7 @@ class SteeringProgram:
         return self.object.program("deliver_acks")
 
     def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
-        """Hold back the capped subflows on these networks; those on others are free after `remind_all`."""
+        """Hold back the capped subflows on these networks; those on others become free."""
         self._networks.set(networks, steered=True)
 
     def adopt(self) -> None:
@@ -116,29 +102,16 @@ class SteeringProgram:
         with self._lock:
             return bool(self._remind())
 
-    def subflows(self) -> dict[FourTuple, SteeredSubflow]:
-        """The subflows on networks with a cap that have sent since the programs were attached, or were adopted."""
-        subflows = {}
-        for key in self.subflows_map.all_keys():
-            try:
-                record = unpack(Steered, self.subflows_map.get(key))
-            except KernelError as error:
-                if error.number != errno.ENOENT:
-                    raise
-                continue
-            subflows[unpack_ends(key)] = SteeredSubflow(
-                Told(record.told), bool(record.is_capped), bool(record.client_wants_backup), record.bytes
-            )
-        return subflows
+    def are_all_free(self) -> bool:
+        """Whether nothing holds any more of what MPTCP was told."""
+        records = map(self.subflows_map.find, self.subflows_map.all_keys())
+        told = (unpack(Steered, record).told for record in records if record is not None)
+        return all(each == Told.NOTHING_HOLDS for each in told)
 
     def wants_backup(self, ends: FourTuple) -> bool | None:
         """Whether the client wants the subflow as a backup; None if the programs do not know it."""
-        try:
-            return bool(unpack(Steered, self.subflows_map.get(pack_ends(ends))).client_wants_backup)
-        except KernelError as error:
-            if error.number != errno.ENOENT:
-                raise
-            return None
+        record = self.subflows_map.find(pack_ends(ends))
+        return None if record is None else bool(unpack(Steered, record).client_wants_backup)
 
     def counters(self) -> SteeringCounters:
         """What the programs have counted."""

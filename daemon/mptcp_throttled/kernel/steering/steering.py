@@ -11,7 +11,8 @@ import errno
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final
 
@@ -22,10 +23,10 @@ from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.interfaces import Interface, find_interfaces, read_link_header
 from mptcp_throttled.kernel.reminder import Reminder
 from mptcp_throttled.kernel.share_numbers import ShareNumbers
-from mptcp_throttled.kernel.steering.program import SteeringProgram, Told
+from mptcp_throttled.kernel.steering.program import SteeringProgram
 from mptcp_throttled.vocabulary.counters import SteeringCounters
 from mptcp_throttled.vocabulary.decision import Throttle
-from mptcp_throttled.vocabulary.features import FeatureState, Situation
+from mptcp_throttled.vocabulary.features import Absent, FeatureState, Situation
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -45,7 +46,7 @@ class Steering:
         self._counters = SteeringCounters()
         self._program: SteeringProgram | None = None
         self._reminder: Reminder | None = None
-        self._attached: frozenset[Interface] = frozenset()
+        self._attached: frozenset[Interface] | None = None
         self._throttling: tuple[AccessNetwork, ...] = ()
         self._networks: tuple[AccessNetwork, ...] = ()
         self._wanted: dict[FourTuple, Throttle] = {}
@@ -53,7 +54,6 @@ class Steering:
         self._problem: str | None = None
         self._look_at = -math.inf
         self._has_given_up = False
-        self._is_attached = False
         self._may_have_leftovers = True  # of an earlier instance
 
     @property
@@ -92,13 +92,11 @@ class Steering:
                 self._fail(error)
 
     def _remove_all(self) -> None:
-        try:
+        with _logged_if_refused():
             self._detach()
-            if self._may_have_leftovers:
-                remove_leftovers(self._filters, self._ports)
-        except KernelError as error:
-            _log.warning("subflows may stay backups, and carry nothing beside others: %s", error)
-        self._may_have_leftovers = False
+        if self._may_have_leftovers:
+            remove_leftovers(self._filters, self._ports)
+            self._may_have_leftovers = False
 
     def assign(self, throttles: Mapping[FourTuple, Throttle | None]) -> None:
         """Let capped subflows send to these rates; None: nothing while they are capped."""
@@ -107,7 +105,7 @@ class Steering:
                 self._wanted.pop(ends, None)
             else:
                 self._wanted[ends] = throttle
-        if self._program is not None and self._is_attached and throttles:
+        if self._program is not None and self._attached is not None and throttles:
             try:
                 self._assign(self._program, throttles)
             except KernelError as error:
@@ -144,9 +142,10 @@ class Steering:
     def _attach(self) -> None:
         program = self._program = self._program or SteeringProgram(self._ports)
         program.set_networks(self._networks)
-        is_new, self._is_attached = not self._is_attached, True
-        self._attach_filters(program)
-        if is_new:
+        before = self._attached
+        self._attached = before or frozenset()
+        self._attach_filters(program, self._attached)
+        if before is None:
             program.adopt()
             self._may_have_leftovers = False
             self._assign(program, self._wanted)
@@ -157,7 +156,7 @@ class Steering:
             self._reminder = Reminder(program.remind, program.close, drawback)
             self._reminder.start()
 
-    def _attach_filters(self, program: SteeringProgram) -> None:
+    def _attach_filters(self, program: SteeringProgram, before: frozenset[Interface]) -> None:
         present = frozenset(find_interfaces(self._names))
         for interface in present:
             if read_link_header(interface) is None:
@@ -168,7 +167,7 @@ class Steering:
                 self._filters.detach(interface)
         programs = {Hook.EGRESS: program.egress, Hook.INGRESS: program.ingress}
         for interface in present:
-            is_known = interface in self._attached
+            is_known = interface in before
             if is_known and self._filters.attached(interface) == programs.keys():
                 continue
             self._filters.attach(interface, programs)
@@ -199,9 +198,9 @@ class Steering:
     def _detach(self) -> None:
         """Free all subflows, and detach the filters. The programs stay loaded: that takes long."""
         program = self._program
-        if program is None or not self._is_attached:
+        if program is None or self._attached is None:
             return
-        self._is_attached, self._attached = False, frozenset()
+        self._attached = None
         self._shares.clear()
         try:
             free(program)
@@ -211,24 +210,50 @@ class Steering:
                 self._filters.detach(interface)
 
 
+class NoSteering(Absent):
+    """Steering that the configuration switches off."""
+
+    subflows_map: Final = None
+    ports: Final[frozenset[int]] = frozenset()
+
+    def assign(self, throttles: Mapping[FourTuple, Throttle | None]) -> None:
+        """Hold nothing back."""
+
+    def priority_of(self, _ends: FourTuple) -> bool | None:
+        """Know nothing."""
+        return None
+
+
 def free(program: SteeringProgram) -> None:
     """Tell MPTCP that all subflows that the programs hold back are regular. Raises KernelError."""
     program.set_networks(())
     end = time.monotonic() + _FREEING_SECONDS
     program.remind()
-    while any(subflow.told is not Told.NOTHING_HOLDS for subflow in program.subflows().values()):
+    while not program.are_all_free():
         if time.monotonic() > end:
-            _log.warning("subflows may stay backups")
+            _log.warning("subflows may stay backups, and carry nothing beside others")
             return
         time.sleep(_FREEING_POLL_SECONDS)
         program.remind()
 
 
 def remove_leftovers(filters: ClsactFilters, ports: Sequence[int]) -> None:
-    """Free the subflows that a killed instance has held back, and detach its filters. Raises KernelError."""
-    interfaces = filters.with_filters()
-    if not interfaces:
-        return
+    """Free the subflows that a killed instance has held back, and detach its filters; what is refused is logged."""
+    with _logged_if_refused():
+        interfaces = filters.with_filters()
+        if interfaces:
+            _remove_leftovers(filters, interfaces, ports)
+
+
+@contextmanager
+def _logged_if_refused() -> Iterator[None]:
+    try:
+        yield
+    except KernelError as error:
+        _log.warning("subflows may stay backups, and carry nothing beside others: %s", error)
+
+
+def _remove_leftovers(filters: ClsactFilters, interfaces: Collection[Interface], ports: Sequence[int]) -> None:
     try:
         program = SteeringProgram(ports)
         try:

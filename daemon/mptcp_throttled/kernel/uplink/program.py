@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 import threading
 import time
@@ -135,12 +134,9 @@ class UplinkProgram:
         """The uplinks that are throttled, or whose clients must be told that they are free."""
         uplinks = {}
         for key in self._uplinks.all_keys():
-            try:
-                uplink = unpack(Uplink, self._uplinks.get(key))
-            except KernelError as error:
-                if error.number != errno.ENOENT:
-                    raise
+            if (record := self._uplinks.find(key)) is None:
                 continue
+            uplink = unpack(Uplink, record)
             since_told = uplink.bytes - uplink.bytes_when_told
             throttled = ThrottledUplink(Told(uplink.told), uplink.bytes, since_told, bool(uplink.is_policed))
             uplinks[unpack_ends(key)] = throttled
