@@ -138,7 +138,6 @@ class Steered(NamedTuple):
     told_at: U64
     looked_at: U64
     open_until: U64
-    bytes: U64
     counted: U64
     told: U32
     is_capped: U32
@@ -147,9 +146,7 @@ class Steered(NamedTuple):
     slot: U32
     interface: U32
     sequence: U32
-    acknowledged: U32
-    first_acknowledged: U32
-    padding: U32 = 0
+    acknowledgment: U32
 
 
 class Ack(NamedTuple):

@@ -13,7 +13,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 _log = logging.getLogger("mptcp-throttled")
 
 REMIND_SECONDS: Final = 0.04
-"""CREDIT_NS in bpf/uplink.bpf.c and bpf/steering.bpf.c."""
+"""CREDIT_NS in bpf/token_bucket.h."""
 
 _IDLE_SECONDS: Final = 0.2
 

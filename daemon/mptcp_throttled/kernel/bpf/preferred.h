@@ -68,26 +68,57 @@ __noinline int member_of(__u64 member, __u32 preference)
 	return preferred ? REGULAR | PREFERRED_REGULAR : REGULAR;
 }
 
+/* In the list of a connection's subflows, before the next one. */
+struct walk {
+	struct list_head *head, *at;
+};
+
+static __always_inline struct walk members_of(struct mptcp_sock *msk)
+{
+	struct list_head *head = (void *)msk + bpf_core_field_offset(struct mptcp_sock, conn_list);
+	struct walk walk = { .head = head, .at = msk ? BPF_CORE_READ(head, next) : NULL };
+
+	return walk;
+}
+
+static __always_inline bool is_at_end(const struct walk *walk)
+{
+	return !walk->at || walk->at == walk->head;
+}
+
+/* NULL after the last. A member of the list may go, and its memory become another socket, while it
+ * is read. */
+static __always_inline struct mptcp_subflow_context *next_member(struct walk *walk)
+{
+	struct list_head *at = walk->at;
+
+	if (is_at_end(walk))
+		return NULL;
+	walk->at = BPF_CORE_READ(at, next);
+	return (void *)at - bpf_core_field_offset(struct mptcp_subflow_context, node);
+}
+
 enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLOWS };
 
 /* Whether the connection has, on a network that is more preferred, a live subflow, and whether
- * MPTCP uses both it and this subflow. A member of the list may go, and its memory become another
- * socket, while it is read: then the answer may be wrong until it is asked for again. */
+ * MPTCP uses both it and this subflow. If a member of the list goes while it is read, the
+ * answer may be wrong until it is asked for again. */
 static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, __u32 preference)
 {
-	struct mptcp_sock *msk = connection_of(tp);
-	struct list_head *head = (void *)msk + bpf_core_field_offset(struct mptcp_sock, conn_list);
-	struct list_head *at = msk ? BPF_CORE_READ(head, next) : NULL;
+	struct walk walk = members_of(connection_of(tp));
 	int members = 0;
 
 #pragma unroll 1
-	for (int i = 0; i < MAX_SUBFLOWS && at && at != head; i++) {
-		members |= member_of((__u64)at - bpf_core_field_offset(struct mptcp_subflow_context, node), preference);
-		at = BPF_CORE_READ(at, next);
+	for (int i = 0; i < MAX_SUBFLOWS; i++) {
+		struct mptcp_subflow_context *context = next_member(&walk);
+
+		if (!context)
+			break;
+		members |= member_of((__u64)context, preference);
 	}
 	if (members & PREFERRED_REGULAR)
 		return is_backup(subflow_context(tp), (void *)tp) ? PREFERRED_UNUSED : PREFERRED_USED;
-	if (at && at != head)
+	if (!is_at_end(&walk))
 		return TOO_MANY_SUBFLOWS;
 	if (!(members & PREFERRED_BACKUP))
 		return NO_PREFERRED;

@@ -29,11 +29,10 @@
 #include "preferred.h"
 #include "socket.h"
 #include "sockets.h"
+#include "token_bucket.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* Unused rate that a bucket may keep: the interval of `remind`. */
-#define CREDIT_NS 40000000ULL
 /* A pulse that MPTCP does not use ends then. */
 #define PULSE_NS 20000000ULL
 /* A subflow is saturated if it has sent this much without a break, and what waits for it at the
@@ -49,7 +48,6 @@ char LICENSE[] SEC("license") = "GPL";
 #define UNCOUNTED_BYTES 16384 /* more than may be sent between two looks at two counters */
 #define VISITS 1024 /* of slots, at most, by each `remind` */
 #define FREE_NS 1000000000ULL /* between two looks at a subflow that is free */
-#define CAS_ATTEMPTS 4
 
 #define ACK_WINDOW 1024 /* TCP does not take the window of an old ACK */
 #define ACK_HOPS 64
@@ -162,13 +160,9 @@ static __always_inline void forget(const struct ends *ends, const struct steered
  * client has asked for. */
 static __always_inline struct steered *add_steered(struct tcp_sock *tp, const struct ends *ends, __u32 interface)
 {
-	__u32 acknowledged = BPF_CORE_READ(tp, snd_una);
 	struct steered new = {
-		.counted = BPF_CORE_READ(tp, bytes_sent),
 		.interface = interface,
 		.sequence = BPF_CORE_READ(tp, rcv_wup),
-		.acknowledged = acknowledged,
-		.first_acknowledged = acknowledged,
 		.client_wants_backup = kernel_says_backup(subflow_context(tp)),
 	};
 
@@ -191,30 +185,13 @@ static __always_inline struct bucket *bucket_of(const struct ends *ends)
 	return number ? bpf_map_lookup_elem(&buckets, number) : NULL;
 }
 
-static __always_inline void charge(struct bucket *bucket, __u32 bytes, __u64 now)
-{
-	__u64 cost = bytes * bucket->ns_per_kib >> 10, paid_at = bucket->paid_at;
-
-#pragma unroll 1
-	for (int i = 0; i < CAS_ATTEMPTS; i++) {
-		__u64 from = paid_at > now - CREDIT_NS ? paid_at : now - CREDIT_NS;
-		__u64 seen = __sync_val_compare_and_swap(&bucket->paid_at, paid_at, from + cost);
-
-		if (seen == paid_at)
-			return;
-		paid_at = seen;
-	}
-}
-
 /* Notes what has left through an interface without our filter. */
 static __always_inline void look_for_uncounted(struct steered *steered, struct tcp_sock *tp, struct bucket *bucket,
 					       __u64 now)
 {
 	__u64 sent = BPF_CORE_READ(tp, bytes_sent), uncounted = sent - steered->counted;
 
-	if (!uncounted || !steered->is_capped)
-		return;
-	charge(bucket, uncounted, now);
+	charge(&bucket->paid_at, bucket->ns_per_kib, uncounted, now);
 	steered->counted = sent;
 	steered->is_uncounted |= uncounted > UNCOUNTED_BYTES;
 }
@@ -235,7 +212,8 @@ static __always_inline void tell(struct __sk_buff *skb, struct steered *steered,
 	__u32 mark = skb->mark;
 	long failed;
 
-	steered->acknowledged = BPF_CORE_READ(tp, snd_una);
+	/* An older acknowledgment than the last, unless nothing has been acknowledged yet. */
+	steered->acknowledgment = BPF_CORE_READ(tp, snd_una) - !!BPF_CORE_READ(tp, bytes_acked);
 	skb->mark = ACK_MARK | (told == IS_BACKUP ? ACK_MARK_BACKUP : 0) | steered->slot;
 	failed = bpf_clone_redirect(skb, steered->interface, BPF_F_INGRESS);
 	skb->mark = mark;
@@ -283,11 +261,19 @@ static __always_inline void settle(struct __sk_buff *skb, struct steered *steere
 	}
 }
 
+/* What was sent before a cap costs nothing. */
+static __always_inline void set_capped(struct steered *steered, struct tcp_sock *tp, bool is_capped)
+{
+	if (is_capped && !steered->is_capped)
+		steered->counted = BPF_CORE_READ(tp, bytes_sent);
+	steered->is_capped = is_capped;
+}
+
 static __always_inline void look(struct steered *steered, struct tcp_sock *tp, const struct network *network, __u64 now)
 {
 	steered->looked_at = now;
-	steered->is_capped =
-		network && network->pace && preferred_subflow(tp, network->preference) == PREFERRED_USED;
+	set_capped(steered, tp,
+		   network && network->pace && preferred_subflow(tp, network->preference) == PREFERRED_USED);
 }
 
 /* What a subflow on a network with a cap sends. */
@@ -308,37 +294,9 @@ static __always_inline void count_capped(struct __sk_buff *skb, const struct seg
 	if (now - steered->looked_at >= LOOK_NS)
 		look(steered, tp, network, now);
 	bucket = steered->is_capped ? bucket_of(&segment->ends) : NULL;
-	if (steered->is_capped && segment->payload) {
-		steered->bytes += skb->wire_len;
-		if (bucket)
-			charge(bucket, skb->wire_len, now);
-	}
+	if (bucket && segment->payload)
+		charge(&bucket->paid_at, bucket->ns_per_kib, skb->wire_len, now);
 	settle(skb, steered, tp, bucket, now);
-}
-
-/* The next subflow in the list of a connection; NULL after the last. */
-struct walk {
-	struct list_head *head, *at;
-};
-
-static __always_inline struct tcp_sock *next_subflow(struct walk *walk)
-{
-	struct mptcp_subflow_context *context;
-	struct list_head *at = walk->at;
-
-	if (!at || at == walk->head)
-		return NULL;
-	context = (void *)at - bpf_core_field_offset(struct mptcp_subflow_context, node);
-	walk->at = BPF_CORE_READ(at, next);
-	return (void *)BPF_CORE_READ(context, tcp_sock);
-}
-
-static __always_inline struct walk subflows_of(struct mptcp_sock *msk)
-{
-	struct list_head *head = (void *)msk + bpf_core_field_offset(struct mptcp_sock, conn_list);
-	struct walk walk = { .head = head, .at = BPF_CORE_READ(head, next) };
-
-	return walk;
 }
 
 static __always_inline bool has_less_preferred_cap(const struct ends *ends, __u32 preference)
@@ -351,11 +309,12 @@ static __always_inline bool has_less_preferred_cap(const struct ends *ends, __u3
 /* At the first packet of a subflow: those on less preferred networks are capped from now on. */
 static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock *msk, __u32 preference, __u64 now)
 {
-	struct walk walk = subflows_of(msk);
+	struct walk walk = members_of(msk);
 
 #pragma unroll 1
 	for (int i = 0; i < MAX_SUBFLOWS; i++) {
-		struct tcp_sock *tp = next_subflow(&walk);
+		struct mptcp_subflow_context *context = next_member(&walk);
+		struct tcp_sock *tp = context ? (void *)BPF_CORE_READ(context, tcp_sock) : NULL;
 		struct steered *steered;
 		struct ends ends = {};
 
@@ -367,7 +326,7 @@ static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock 
 		steered = bpf_map_lookup_elem(&steered_subflows, &ends) ?: add_steered(tp, &ends, skb->ifindex);
 		if (!steered)
 			continue;
-		steered->is_capped = 1;
+		set_capped(steered, tp, true);
 		settle(skb, steered, tp, NULL, now);
 	}
 }
@@ -376,13 +335,14 @@ static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock 
  * until then data waits for a path that is held back. */
 static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_sock *msk, __u32 preference, __u64 now)
 {
-	struct walk walk = subflows_of(msk);
+	struct walk walk = members_of(msk);
 	__u64 earliest = now + CREDIT_NS;
 	bool is_held = false;
 
 #pragma unroll 1
 	for (int i = 0; i < MAX_SUBFLOWS; i++) {
-		struct tcp_sock *tp = next_subflow(&walk);
+		struct mptcp_subflow_context *context = next_member(&walk);
+		struct tcp_sock *tp = context ? (void *)BPF_CORE_READ(context, tcp_sock) : NULL;
 		struct bucket *bucket;
 		struct steered *steered;
 		struct ends ends = {};
@@ -548,8 +508,7 @@ static __always_inline bool write_ack(struct __sk_buff *skb, const struct segmen
 	ack.tcp.source = ends->client_port >> 16;
 	ack.tcp.dest = bpf_htons(ends->proxy_port);
 	ack.tcp.seq = bpf_htonl(steered->sequence);
-	/* An older acknowledgment than the last, unless nothing has been acknowledged yet. */
-	ack.tcp.ack_seq = bpf_htonl(steered->acknowledged - (steered->acknowledged != steered->first_acknowledged));
+	ack.tcp.ack_seq = bpf_htonl(steered->acknowledgment);
 	ack.tcp.doff = sizeof(ack) / 4;
 	ack.tcp.ack = 1;
 	ack.tcp.window = bpf_htons(ACK_WINDOW);
@@ -587,8 +546,10 @@ int deliver_acks(struct __sk_buff *skb)
 	struct segment segment;
 
 	if (is_ours) {
-		if (!parse(skb, &segment, false) || !write_ack(skb, &segment))
+		if (!parse(skb, &segment, false) || !write_ack(skb, &segment)) {
+			count(NOT_TOLD);
 			return TC_ACT_SHOT;
+		}
 		skb->mark = 0;
 		return TC_ACT_UNSPEC;
 	}
@@ -618,7 +579,7 @@ static __always_inline bool visit(struct __sk_buff *skb, const struct ends *ends
 	tp = common ? bpf_skc_to_tcp_sock(common) : NULL;
 	if (tp && !is_listening(tp) && connection_to_proxy(tp)) {
 		look(steered, tp, network_of(ends->client), now);
-		if (bucket)
+		if (bucket && steered->is_capped)
 			look_for_uncounted(steered, tp, bucket, now);
 		settle(skb, steered, tp, bucket, now);
 	} else {

@@ -31,18 +31,15 @@ struct bucket {
 enum proxy_told { NOTHING_HOLDS, IS_BACKUP, IS_REGULAR };
 
 /* A subflow on an access network that has a cap. `is_capped`: when `looked_at`, its connection had a
- * live preferred subflow. `client_wants_backup` is what the client itself has asked for. `bytes`
- * were sent while it was capped, headers included. `counted` is what its socket had sent when its
- * bucket was charged last, payload alone. `is_uncounted`: it sends through an interface without our
- * filter, so that it is paced instead. `sequence` is the next byte of the client that
- * the proxy has acknowledged, `acknowledged` the highest acknowledgment of the client when MPTCP was
- * told last; `first_acknowledged` was that when the record was made. The ACKs that we make arrive
- * at `interface`. */
+ * live preferred subflow. `client_wants_backup` is what the client itself has asked for. `counted` is
+ * what its socket had sent when its bucket was charged last, payload alone. `is_uncounted`: it sends
+ * through an interface without our filter, so that it is paced instead. The ACK that is on its way
+ * has `sequence`, the next byte of the client that the proxy has acknowledged, and
+ * `acknowledgment`. It arrives at `interface`. */
 struct steered {
 	__u64 told_at;
 	__u64 looked_at;
 	__u64 open_until;
-	__u64 bytes;
 	__u64 counted;
 	__u32 told;
 	__u32 is_capped;
@@ -51,9 +48,7 @@ struct steered {
 	__u32 slot;
 	__u32 interface;
 	__u32 sequence;
-	__u32 acknowledged;
-	__u32 first_acknowledged;
-	__u32 padding;
+	__u32 acknowledgment;
 };
 
 /* throttle.bpf.c uses the map of steering.bpf.c, or an empty one where that is not loaded. */

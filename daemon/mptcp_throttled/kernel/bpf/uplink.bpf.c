@@ -33,13 +33,11 @@
 #include "addresses.h"
 #include "counters.h"
 #include "segment.h"
+#include "token_bucket.h"
 #include "uplink.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* Unused rate that a share may keep: the interval of `remind`. Without it each interval would lose
- * that much. */
-#define CREDIT_NS 40000000ULL
 #define REPEAT_NS 200000000ULL
 #define MAX_REPEATS 5
 #define IN_FLIGHT_BYTES (64 << 10)
@@ -65,7 +63,6 @@ char LICENSE[] SEC("license") = "GPL";
 #define TIMESTAMPS 0x0101080aU /* NOP, NOP, kind 8, length 10: tcp_options_write() */
 
 #define PLAUSIBLE_BYTES (1U << 30)
-#define CAS_ATTEMPTS 4
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -97,25 +94,6 @@ static volatile __u32 used_slots;
 SHARED_WITH_DAEMON(shared_assignment, struct assignment);
 SHARED_WITH_DAEMON(shared_told, enum told);
 SHARED_WITH_DAEMON(shared_counter, enum uplink_counter);
-
-/* Charges the share for the bytes; whether it is in debt then. */
-static __always_inline bool charge(struct share *share, __u32 bytes, __u64 now)
-{
-	__u64 cost = bytes * share->ns_per_kib >> 10, paid_at = share->paid_at;
-
-	if (!cost)
-		return paid_at > now;
-#pragma unroll
-	for (int i = 0; i < CAS_ATTEMPTS; i++) {
-		__u64 from = paid_at > now - CREDIT_NS ? paid_at : now - CREDIT_NS;
-		__u64 seen = __sync_val_compare_and_swap(&share->paid_at, paid_at, from + cost);
-
-		if (seen == paid_at)
-			return from + cost > now;
-		paid_at = seen;
-	}
-	return paid_at > now;
-}
 
 static __always_inline __u32 newly_acknowledged(struct uplink *uplink, const struct segment *segment)
 {
@@ -339,7 +317,7 @@ int throttle_uplinks(struct __sk_buff *skb)
 	else if (now < uplink->counts_from)
 		told = BACKUP;
 	else
-		told = charge(share, bytes, now) ? BACKUP : REGULAR;
+		told = charge(&share->paid_at, share->ns_per_kib, bytes, now) ? BACKUP : REGULAR;
 	remember_segment(skb, uplink, &segment);
 	/* Before that, what was in flight when the cap began may be beyond a small window, and
 	 * could not be sent again. */
