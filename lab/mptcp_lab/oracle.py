@@ -7,7 +7,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from mptcp_lab.host import Host
     from mptcp_throttle.rpc import Json
@@ -21,17 +21,48 @@ class Ends(NamedTuple):
     client_port: int
 
 
+class End(NamedTuple):
+    """One end of a subflow."""
+
+    address: str
+    port: int
+
+
+class Socket(NamedTuple):
+    """An established TCP socket of a host, and what ss(8) shows of it."""
+
+    own: End
+    peer: End
+    info: str
+
+
+def sockets(host: Host, port: int) -> Iterator[Socket]:
+    """Those with this port at either side."""
+    ours = ("(", "sport", "=", f":{port}", "or", "dport", "=", f":{port}", ")")
+    lines = host.run("ss", "-tinH", "state", "established", *ours).stdout.splitlines()
+    for ends, info in zip(lines[::2], lines[1::2], strict=True):
+        own, peer = (each.rsplit(":", 1) for each in ends.split()[2:4])
+        yield Socket(_end(*own), _end(*peer), info)
+
+
+def _end(address: str, port: str) -> End:
+    return End(plain(address.partition("%")[0].strip("[]")), int(port))
+
+
+def flags(socket: Socket) -> str:
+    """The letters of an MPTCP subflow: B if its peer wants it as a backup, b if this side does; empty for plain TCP."""
+    found = re.search(r"flags:(\w+) token:", socket.info)
+    return "" if found is None else found[1]
+
+
 def listed(proxy: Host, port: int) -> dict[Ends, tuple[int, bool]]:
     """The address id and backup flag of every established MPTCP subflow of `proxy`, as ss(8) shows it."""
-    lines = proxy.run("ss", "-tinH", "state", "established", "sport", "=", f":{port}").stdout.splitlines()
     subflows = {}
-    for ends, info in zip(lines[::2], lines[1::2], strict=True):
-        mptcp = re.search(r"flags:(\w+) token:\w+\(id:(\d+)\)/(\w+)\(id:\d+\)", info)
-        if mptcp is None:
-            continue
-        address, client_port = ends.split()[3].rsplit(":", 1)
-        key = Ends(mptcp[3].rjust(8, "0"), plain(address.strip("[]")), int(client_port))
-        subflows[key] = (int(mptcp[2]), bool({"b", "B"} & set(mptcp[1])))
+    for socket in sockets(proxy, port):
+        mptcp = re.search(r"token:\w+\(id:(\d+)\)/(\w+)\(id:\d+\)", socket.info)
+        if mptcp is not None and socket.own.port == port:
+            key = Ends(mptcp[2].rjust(8, "0"), *socket.peer)
+            subflows[key] = (int(mptcp[1]), bool({"b", "B"} & set(flags(socket))))
     return subflows
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_address
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_lab import oracle
@@ -12,7 +11,7 @@ from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from mptcp_lab.host import Host
     from mptcp_lab.topology import AccessLink
@@ -53,33 +52,17 @@ def throttled(proxy: Host) -> dict[Client, int]:
 
 def paced(proxy: Host) -> set[Client]:
     """The subflows whose socket has a maximum pacing rate, which ss(8) shows behind its pacing rate."""
-    lines = proxy.run("ss", "-tinH", "state", "established", "sport", "=", f":{PORT}").stdout.splitlines()
-    peers = (ends.split()[3].rsplit(":", 1) for ends, info in pairwise(lines) if re.search(r"pacing_rate \S+/", info))
-    return {Client(oracle.plain(address.strip("[]")), int(port)) for address, port in peers}
+    sockets = (socket for socket in oracle.sockets(proxy, PORT) if socket.own.port == PORT)
+    return {Client(*socket.peer) for socket in sockets if re.search(r"pacing_rate \S+/", socket.info)}
 
 
 def held(proxy: Host, clients: Iterable[Host]) -> set[Client]:
-    """The subflows that MPTCP at the proxy takes for backups although their clients have not asked for it.
-
-    ss(8) shows `B` where the other side has asked for it, and `b` at that side.
-    """
-    backups = {peer for _, peer in _flagged(proxy, "B")}
-    return backups - {own for client in clients for own, _ in _flagged(client, "b")} if backups else set()
-
-
-def _flagged(host: Host, flag: str) -> Iterator[tuple[Client, Client]]:
-    """Both ends of the subflows of a host with this flag, its own end first."""
-    ours = ("(", "sport", "=", f":{PORT}", "or", "dport", "=", f":{PORT}", ")")
-    lines = host.run("ss", "-tinH", "state", "established", *ours).stdout.splitlines()
-    for ends, info in pairwise(lines):
-        flags = re.search(r"flags:(\w+) token:", info)
-        if flags is not None and flag in flags[1]:
-            own, peer = (each.rsplit(":", 1) for each in ends.split()[2:4])
-            yield _client(*own), _client(*peer)
-
-
-def _client(address: str, port: str) -> Client:
-    return Client(oracle.plain(address.strip("[]").split("%")[0]), int(port))
+    """The subflows that MPTCP at the proxy takes for backups although their clients have not asked for it."""
+    backups = {Client(*socket.peer) for socket in oracle.sockets(proxy, PORT) if "B" in oracle.flags(socket)}
+    if not backups:
+        return set()
+    asked = (socket for client in clients for socket in oracle.sockets(client, PORT) if "b" in oracle.flags(socket))
+    return backups - {Client(*socket.own) for socket in asked}
 
 
 def may_be_throttled(proxy: Host, preferred: AccessLink) -> set[Client]:

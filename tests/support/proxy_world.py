@@ -257,10 +257,6 @@ class ProxyWorld:
         """The subflows that are paced or held back."""
         return throttled.paced(self.proxy) | self.held_back()
 
-    def wait_held(self, count: int = 1) -> None:
-        """Wait until that many subflows are held back."""
-        eventually(lambda: len(self.held_back()) == count, f"{count} subflows held back")
-
     def wait_restrained(self, count: int = 1) -> None:
         """Wait until that many subflows are paced or held back."""
         eventually(lambda: len(self.restrained()) == count, f"{count} subflows paced or held back")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mptcp_lab import oracle
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 
     from mptcp_lab.host import Host
 
-_SOCKET: Final = re.compile(r"\]?:(\d+)\s*\n.* flags:(\w+)")
 _FILTERS: Final = re.compile(r"pref (\d+) bpf chain 0 handle 0x4d51 mptcp-throttle-steering ")
 
 
@@ -39,14 +40,12 @@ class Priorities(NamedTuple):
 
 def subflows_at_proxy(world: ProxyWorld) -> list[ProxySubflow]:
     """Those of all clients."""
-    subflows = []
-    for link in (ETHERNET, WIFI):
-        for subnet in (link.v4, link.v6):
-            match = ("sport", "=", f":{PORT}", "and", "dst", f"{subnet}")
-            shown = world.proxy.run("ss", "-tinH", "state", "established", *match).stdout
-            # ss(8): B is MPTCP_SUBFLOW_FLAG_BKUP_REM.
-            subflows += [ProxySubflow(link.network, int(port), "B" in flags) for port, flags in _SOCKET.findall(shown)]
-    return subflows
+    return [
+        ProxySubflow(link.network, socket.peer.port, "B" in oracle.flags(socket))
+        for socket in oracle.sockets(world.proxy, PORT)
+        for link in (ETHERNET, WIFI)
+        if any(ip_address(socket.peer.address) in subnet for subnet in (link.v4, link.v6))
+    ]
 
 
 def are_backups(world: ProxyWorld, network: str = "ethernet", count: int | None = None) -> bool:
