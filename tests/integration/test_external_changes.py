@@ -327,7 +327,7 @@ def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) ->
     world.download()
 
     def more_was_capped() -> bool:
-        assert world.download(12 * MEGABYTE).wait().intact  # longer than between two looks at the table
+        assert world.download(2 * MEGABYTE).wait().intact
         return world.daemon.log_text().count(" cap token=") > 5
 
     eventually(more_was_capped, "six downloads capped", within=60)

@@ -1,7 +1,7 @@
 """Pacing: under a cap a download gets nearly all that is permitted, and no socket is paced without a reason.
 
 The program on the proxy's sockets paces for the daemon, and decides by itself while the daemon does not. What it
-promises without steering holds with it, too: a subflow is held back instead of paced (test_steering.py).
+promises without steering holds with it, too: a subflow is held back instead of paced (test_steered_downloads.py).
 """
 
 from __future__ import annotations
