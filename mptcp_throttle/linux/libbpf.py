@@ -193,6 +193,11 @@ class BpfMap:
             keys.append(previous)
         return keys
 
+    def all_elements(self) -> dict[bytes, bytes]:
+        """All elements, without those that go meanwhile. Raises KernelError."""
+        values = ((key, self.find(key)) for key in self.all_keys())
+        return {key: value for key, value in values if value is not None}
+
     def clear(self) -> None:
         """Delete all elements; for the map types that have batches. Raises KernelError."""
         self.delete_all(self.all_keys())

@@ -79,7 +79,7 @@ class Closed(NamedTuple):
     data_segments_out: U32
     data_segments_in: U32
     token: U32
-    padding: U32 = 0
+    own_acks: U32
 
 
 class Share(NamedTuple):
@@ -130,6 +130,8 @@ class Bucket(NamedTuple):
     ns_per_kib: U64
     paid_at: U64
     open_until: U64
+    last_pulse: U64
+    asked_at: U64
 
 
 class Steered(NamedTuple):
@@ -147,6 +149,8 @@ class Steered(NamedTuple):
     interface: U32
     sequence: U32
     acknowledgment: U32
+    acks: U32
+    padding: U32
 
 
 class Ack(NamedTuple):

@@ -17,13 +17,15 @@ _IP_HEADER: Final = {4: 20, 6: 40}
 _TCP_WITH_TIME_STAMPS: Final = 32
 _DSS_WITH_DATA: Final = 28
 _DSS_WITHOUT_DATA: Final = 12
+_MAX_SEGMENTS: Final = 0xFFFF_FFFF
 
 
 class SocketTotals(NamedTuple):
     """What the kernel has counted for a socket (include/uapi/linux/tcp.h, struct tcp_info), as seen by the proxy.
 
     `sent` and `received` are bytes of payload; `sent` includes those `retransmitted`. `data_out` and `data_in` are the
-    segments of `segments_out` and `segments_in` that carry data.
+    segments of `segments_out` and `segments_in` that carry data. `own_acks` of `segments_in` did not come from the
+    client: steering has made them. They are counted from 0 again whenever its programs are loaded.
     """
 
     sent: int = 0
@@ -33,6 +35,7 @@ class SocketTotals(NamedTuple):
     segments_in: int = 0
     data_out: int = 0
     data_in: int = 0
+    own_acks: int = 0
 
     def since(self, before: SocketTotals) -> SocketTotals:
         """What was added since `before`. Segments are 32-bit numbers in the kernel, and wrap around."""
@@ -40,7 +43,11 @@ class SocketTotals(NamedTuple):
             self.sent - before.sent,
             self.retransmitted - before.retransmitted,
             self.received - before.received,
-            *((after - earlier) & 0xFFFF_FFFF for after, earlier in zip(self[3:], before[3:], strict=True)),
+            (self.segments_out - before.segments_out) & _MAX_SEGMENTS,
+            (self.segments_in - before.segments_in) & _MAX_SEGMENTS,
+            (self.data_out - before.data_out) & _MAX_SEGMENTS,
+            (self.data_in - before.data_in) & _MAX_SEGMENTS,
+            self.own_acks - (before.own_acks if before.own_acks <= self.own_acks else 0),
         )
 
 
@@ -82,7 +89,7 @@ class Traffic:
             added.received,
             ip_sent,
             ip_sent if throttled else 0,
-            added.received + _headers(added.segments_in, added.data_in, ip_version),
+            added.received + _headers(added.segments_in - added.own_acks, added.data_in, ip_version),
             int(closed),
             rtt or 0.0,
             0 if rtt is None else 1,

@@ -49,7 +49,7 @@ struct network {
 };
 
 /* A subflow that has closed, with its totals. Bytes are payload; those sent include those
- * retransmitted. */
+ * retransmitted. `own_acks` of `segments_in` were made by steering.bpf.c. */
 struct closed {
 	struct ends ends;
 	__u64 cookie;
@@ -61,7 +61,7 @@ struct closed {
 	__u32 data_segments_out;
 	__u32 data_segments_in;
 	__u32 token;
-	__u32 padding;
+	__u32 own_acks;
 };
 
 /* Of addresses that are in no access network: the longest prefix may be one of these. */

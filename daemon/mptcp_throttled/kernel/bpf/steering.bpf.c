@@ -35,9 +35,12 @@ char LICENSE[] SEC("license") = "GPL";
 
 /* A pulse that MPTCP does not use ends then. */
 #define PULSE_NS 20000000ULL
-/* A subflow is saturated if it has sent this much without a break, and what waits for it at the
- * proxy takes longer than a pulse on a slow path: less is over before it could be helped, such as a
- * page's burst, and a pulse at the end of a download would be its last to arrive. */
+/* A subflow is helped by pulses on others if it has sent this much without a break, and what waits
+ * for it at the proxy takes longer than a pulse on a slow path: less is over before it could be
+ * helped, such as a page's burst, and a pulse at the end of a download would be its last to arrive.
+ * That is no end while MPTCP has data that it may not assign yet, since the client's receive window
+ * or the send buffer is small. Two round trips of the other path are enough then: what comes later
+ * would make the window stand still. */
 #define SATURATED_BYTES 1000000
 #define WAITING_NS 80000000ULL
 #define BREAK_NS 50000000ULL
@@ -45,6 +48,8 @@ char LICENSE[] SEC("license") = "GPL";
 #define LOOK_NS 1000000ULL /* between two looks at the subflows of a connection */
 #define ARRIVED_NS 5000000ULL /* an ACK of ours has been processed, or is lost */
 #define RETRY_PULSE_NS 2000000ULL
+#define ROUND_TRIP_HOLDS_NS 1000000000ULL
+#define TURN_NS 10000000ULL /* a subflow that does not take its turn loses it */
 #define UNCOUNTED_BYTES 16384 /* more than may be sent between two looks at two counters */
 #define VISITS 1024 /* of slots, at most, by each `remind` */
 #define FREE_NS 1000000000ULL /* between two looks at a subflow that is free */
@@ -162,7 +167,6 @@ static __always_inline struct steered *add_steered(struct tcp_sock *tp, const st
 {
 	struct steered new = {
 		.interface = interface,
-		.sequence = BPF_CORE_READ(tp, rcv_wup),
 		.client_wants_backup = kernel_says_backup(subflow_context(tp)),
 	};
 
@@ -212,6 +216,7 @@ static __always_inline void tell(struct __sk_buff *skb, struct steered *steered,
 	__u32 mark = skb->mark;
 	long failed;
 
+	steered->sequence = BPF_CORE_READ(tp, rcv_wup);
 	/* An older acknowledgment than the last, unless nothing has been acknowledged yet. */
 	steered->acknowledgment = BPF_CORE_READ(tp, snd_una) - !!BPF_CORE_READ(tp, bytes_acked);
 	skb->mark = ACK_MARK | (told == IS_BACKUP ? ACK_MARK_BACKUP : 0) | steered->slot;
@@ -223,6 +228,7 @@ static __always_inline void tell(struct __sk_buff *skb, struct steered *steered,
 		return;
 	}
 	steered->told = told;
+	steered->acks++;
 	count(told == IS_BACKUP ? TOLD_AS_BACKUP : TOLD_AS_REGULAR);
 }
 
@@ -289,7 +295,6 @@ static __always_inline void count_capped(struct __sk_buff *skb, const struct seg
 		return;
 	steered->counted = tp->bytes_sent;
 	steered->is_uncounted = 0;
-	steered->sequence = bpf_ntohl(segment->tcp.ack_seq);
 	steered->interface = skb->ifindex;
 	if (now - steered->looked_at >= LOOK_NS)
 		look(steered, tp, network, now);
@@ -331,66 +336,133 @@ static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock 
 	}
 }
 
-/* Lets the first of the capped subflows whose bucket has no debt send. Returns when to ask again:
- * until then data waits for a path that is held back. */
-static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_sock *msk, __u32 preference, __u64 now)
+/* Whether a subflow may have the next pulse of its bucket, which has no debt from `from` on: not
+ * while another waits whose last pulse was earlier. */
+static __always_inline bool has_its_turn(const struct steered *steered, struct bucket *bucket, __u64 from, __u64 now)
 {
-	struct walk walk = members_of(msk);
-	__u64 earliest = now + CREDIT_NS;
-	bool is_held = false;
+	bool is_first = now - bucket->asked_at > CREDIT_NS + TURN_NS || steered->open_until <= bucket->last_pulse;
 
-#pragma unroll 1
-	for (int i = 0; i < MAX_SUBFLOWS; i++) {
-		struct mptcp_subflow_context *context = next_member(&walk);
-		struct tcp_sock *tp = context ? (void *)BPF_CORE_READ(context, tcp_sock) : NULL;
-		struct bucket *bucket;
-		struct steered *steered;
-		struct ends ends = {};
-		__u64 from;
-
-		if (!tp)
-			break;
-		ends_of_socket((void *)tp, &ends);
-		if (!has_less_preferred_cap(&ends, preference))
-			continue;
-		steered = bpf_map_lookup_elem(&steered_subflows, &ends);
-		bucket = bucket_of(&ends);
-		is_held |= steered && steered->is_capped && !steered->client_wants_backup;
-		if (!steered || !bucket || !steered->is_capped || steered->client_wants_backup || steered->is_uncounted)
-			continue;
-		look_for_uncounted(steered, tp, bucket, now);
-		from = bucket->paid_at > bucket->open_until ? bucket->paid_at : bucket->open_until;
-		if (from <= now) {
-			steered->open_until = bucket->open_until = now + PULSE_NS;
-			count(PULSES);
-			tell(skb, steered, tp, IS_REGULAR, now);
-			return now + PULSE_NS;
-		}
-		if (from < earliest)
-			earliest = from;
+	if (from <= now)
+		return is_first || now - from > TURN_NS;
+	if (is_first) {
+		bucket->last_pulse = steered->open_until;
+		bucket->asked_at = now;
 	}
-	if (earliest < now + RETRY_PULSE_NS)
-		earliest = now + RETRY_PULSE_NS;
-	if (is_held)
-		add(HELD_BACK_NS, earliest - now);
-	return earliest;
+	return false;
 }
 
-/* Whether what waits at the proxy takes a subflow longer than WAITING_NS, at the rate at which it
- * has sent since its last break. */
-static __always_inline bool is_saturated(struct tcp_sock *tp, struct mptcp_sock *msk, const struct sending *sending,
-					 __u64 now)
+/* What waits at the proxy for a subflow. `takes_ns`: at the rate at which it has sent since its last
+ * break. */
+struct waiting {
+	__u64 takes_ns;
+	bool goes_on;
+};
+
+static __always_inline struct waiting waiting_for(struct tcp_sock *tp, struct mptcp_sock *msk,
+						  const struct sending *sending, __u64 now)
 {
 	__u64 unassigned = BPF_CORE_READ(msk, write_seq) - BPF_CORE_READ(msk, snd_nxt);
-	__u64 waiting = unassigned + tp->inet_conn.icsk_inet.sk.sk_wmem_queued;
+	__u64 bytes = unassigned + tp->inet_conn.icsk_inet.sk.sk_wmem_queued;
+	struct waiting waiting = {
+		.takes_ns = (bytes * ((now - sending->since) >> 10) / sending->bytes) << 10,
+		.goes_on = unassigned,
+	};
 
-	return waiting * ((now - sending->since) >> 10) >= sending->bytes * (WAITING_NS >> 10);
+	return waiting;
+}
+
+/* Whether a pulse of this subflow arrives before what waits for another is over. Once in a while it
+ * is tried: the round trip is as old as the last pulse. */
+static __always_inline bool helps(struct tcp_sock *tp, const struct steered *steered, const struct waiting *waiting,
+				  __u64 now)
+{
+	__u64 two_round_trips_ns = BPF_CORE_READ(tp, srtt_us) * 250ULL; /* it is in 1/8 us */
+
+	if (!waiting->goes_on)
+		return waiting->takes_ns >= WAITING_NS;
+	return waiting->takes_ns >= two_round_trips_ns || now - steered->open_until > ROUND_TRIP_HOLDS_NS;
+}
+
+struct pulse {
+	struct __sk_buff *skb;
+	struct walk walk;
+	struct waiting waiting;
+	__u64 now;
+	__u64 next;
+	__u32 preference;
+	bool is_held;
+};
+
+/* Lets the next member of a connection's list send, if it is capped, helps, and has its turn.
+ * Returns 1 at the end of the list, or of the search. */
+static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pulse *pulse)
+{
+	struct mptcp_subflow_context *context = next_member(&pulse->walk);
+	struct tcp_sock *tp = context ? (void *)BPF_CORE_READ(context, tcp_sock) : NULL;
+	struct bucket *bucket;
+	struct steered *steered;
+	struct ends ends = {};
+	__u64 from;
+
+	if (!tp)
+		return 1;
+	ends_of_socket((void *)tp, &ends);
+	if (!has_less_preferred_cap(&ends, pulse->preference))
+		return 0;
+	steered = bpf_map_lookup_elem(&steered_subflows, &ends);
+	if (!steered || !steered->is_capped || steered->client_wants_backup)
+		return 0;
+	if (!helps(tp, steered, &pulse->waiting, pulse->now)) {
+		pulse->next = pulse->now + RETRY_PULSE_NS;
+		return 0;
+	}
+	pulse->is_held = true;
+	bucket = bucket_of(&ends);
+	if (!bucket || steered->is_uncounted)
+		return 0;
+	look_for_uncounted(steered, tp, bucket, pulse->now);
+	from = bucket->paid_at > bucket->open_until ? bucket->paid_at : bucket->open_until;
+	if (has_its_turn(steered, bucket, from, pulse->now)) {
+		steered->open_until = bucket->open_until = pulse->now + PULSE_NS;
+		bucket->asked_at = 0;
+		count(PULSES);
+		tell(pulse->skb, steered, tp, IS_REGULAR, pulse->now);
+		pulse->next = pulse->now + PULSE_NS;
+		pulse->is_held = false;
+		return 1;
+	}
+	if (from < pulse->next)
+		pulse->next = from;
+	return 0;
+}
+
+/* Lets the first of the capped subflows that help and have their turn send. Returns when to ask
+ * again: until then data waits for a path that is held back. */
+static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_sock *msk, const struct waiting *waiting,
+					 __u32 preference, __u64 now)
+{
+	struct pulse pulse = {
+		.skb = skb,
+		.walk = members_of(msk),
+		.waiting = *waiting,
+		.now = now,
+		.next = now + CREDIT_NS,
+		.preference = preference,
+	};
+
+	bpf_loop(MAX_SUBFLOWS, begin_pulse_of_member, &pulse, 0);
+	if (pulse.next < now + RETRY_PULSE_NS)
+		pulse.next = now + RETRY_PULSE_NS;
+	if (pulse.is_held)
+		add(HELD_BACK_NS, pulse.next - now);
+	return pulse.next;
 }
 
 /* What a subflow sends that others may be capped for. */
 static __always_inline void watch_preferred(struct __sk_buff *skb, struct sending *sending, const struct segment *segment,
 					    struct tcp_sock *tp, __u32 preference, __u64 now)
 {
+	struct waiting waiting;
 	struct mptcp_sock *msk;
 
 	if (now - sending->last_sent > BREAK_NS) {
@@ -402,8 +474,10 @@ static __always_inline void watch_preferred(struct __sk_buff *skb, struct sendin
 	if (sending->bytes < SATURATED_BYTES || now < sending->pulse_at)
 		return;
 	msk = connection_of(tp);
-	if (msk && is_saturated(tp, msk, sending, now))
-		sending->pulse_at = begin_pulse(skb, msk, preference, now);
+	if (msk) {
+		waiting = waiting_for(tp, msk, sending, now);
+		sending->pulse_at = begin_pulse(skb, msk, &waiting, preference, now);
+	}
 }
 
 SEC("tc")

@@ -19,11 +19,15 @@
 #define ACK_MARK_SLOT 0x0000ffffU
 
 /* The rate that capped subflows share. `ns_per_kib` is how long 1024 bytes take, headers included.
- * Until `paid_at` they are in debt, until `open_until` one of them may send. */
+ * Until `paid_at` they are in debt, until `open_until` one of them may send. `last_pulse` is the
+ * `open_until` of the subflow that waits longest for its next pulse; it asked for it at
+ * `asked_at`. */
 struct bucket {
 	__u64 ns_per_kib;
 	__u64 paid_at;
 	__u64 open_until;
+	__u64 last_pulse;
+	__u64 asked_at;
 };
 
 /* What MPTCP at the proxy was told of a subflow last: nothing that holds, that it is a backup, that
@@ -33,9 +37,9 @@ enum proxy_told { NOTHING_HOLDS, IS_BACKUP, IS_REGULAR };
 /* A subflow on an access network that has a cap. `is_capped`: when `looked_at`, its connection had a
  * live preferred subflow. `client_wants_backup` is what the client itself has asked for. `counted` is
  * what its socket had sent when its bucket was charged last, payload alone. `is_uncounted`: it sends
- * through an interface without our filter, so that it is paced instead. The ACK that is on its way
- * has `sequence`, the next byte of the client that the proxy has acknowledged, and
- * `acknowledgment`. It arrives at `interface`. */
+ * through an interface without our filter, so that it is paced instead. `acks` have been made. The
+ * one that is on its way has `sequence`, the next byte of the client that the proxy has
+ * acknowledged, and `acknowledgment`. It arrives at `interface`. */
 struct steered {
 	__u64 told_at;
 	__u64 looked_at;
@@ -49,6 +53,8 @@ struct steered {
 	__u32 interface;
 	__u32 sequence;
 	__u32 acknowledgment;
+	__u32 acks;
+	__u32 padding;
 };
 
 /* throttle.bpf.c uses the map of steering.bpf.c, or an empty one where that is not loaded. */

@@ -297,6 +297,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_sock *tp, struct subflow *subflow)
 {
 	struct closed *closed = bpf_ringbuf_reserve(&totals, sizeof(*closed), 0);
+	struct steered *steered;
 
 	if (!closed) {
 		count(TOTALS_LOST);
@@ -312,7 +313,8 @@ static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_s
 	closed->data_segments_out = ctx->data_segs_out;
 	closed->data_segments_in = ctx->data_segs_in;
 	closed->token = subflow->token;
-	closed->padding = 0;
+	steered = bpf_map_lookup_elem(&steered_subflows, &closed->ends);
+	closed->own_acks = steered ? steered->acks : 0;
 	bpf_ringbuf_submit(closed, 0);
 }
 

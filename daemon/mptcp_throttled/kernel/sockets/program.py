@@ -149,6 +149,7 @@ def closed_subflow(record: bytes) -> ClosedSubflow:
         segments_in=closed.segments_in,
         data_out=closed.data_segments_out,
         data_in=closed.data_segments_in,
+        own_acks=closed.own_acks,
     )
     return ClosedSubflow(Token(closed.token), unpack_ends(closed.ends), closed.cookie, totals)
 

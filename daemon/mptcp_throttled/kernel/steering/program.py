@@ -21,6 +21,7 @@ from mptcp_throttled.kernel.program_layout import (
     pack_settings,
     pack_u32,
     read_counters,
+    unpack_ends,
 )
 from mptcp_throttled.vocabulary.counters import SteeringCounters
 
@@ -56,6 +57,7 @@ class SteeringProgram:
             self.object.close()
             raise
         self._lock = threading.Lock()
+        self._is_closed = False
 
     @property
     def egress(self) -> int:
@@ -77,7 +79,7 @@ class SteeringProgram:
 
     def set_shares(self, rates: Mapping[int, Rate]) -> None:
         """Make shares, or change their rates, which forgets their debts."""
-        buckets = {number: Bucket(_ns_per_kib(rate), paid_at=0, open_until=0) for number, rate in rates.items()}
+        buckets = {number: Bucket(_ns_per_kib(rate), 0, 0, 0, 0) for number, rate in rates.items()}
         self._buckets.update({pack_u32(number): pack(bucket) for number, bucket in buckets.items()})
 
     def remove_shares(self, shares: Collection[int]) -> None:
@@ -104,9 +106,14 @@ class SteeringProgram:
 
     def are_all_free(self) -> bool:
         """Whether nothing holds any more of what MPTCP was told."""
-        records = map(self.subflows_map.find, self.subflows_map.all_keys())
-        told = (unpack(Steered, record).told for record in records if record is not None)
-        return all(each == Told.NOTHING_HOLDS for each in told)
+        records = self.subflows_map.all_elements().values()
+        return all(unpack(Steered, record).told == Told.NOTHING_HOLDS for record in records)
+
+    def acks(self) -> dict[FourTuple, int]:
+        """How many ACKs have been made, by subflow; for any thread."""
+        with self._lock:
+            records = {} if self._is_closed else self.subflows_map.all_elements()
+        return {unpack_ends(ends): unpack(Steered, record).acks for ends, record in records.items()}
 
     def wants_backup(self, ends: FourTuple) -> bool | None:
         """Whether the client wants the subflow as a backup; None if the programs do not know it."""
@@ -119,7 +126,9 @@ class SteeringProgram:
 
     def close(self) -> None:
         """Drop the programs and their maps; filters that are attached keep them."""
-        self.object.close()
+        with self._lock:
+            self._is_closed = True
+            self.object.close()
 
 
 def _ns_per_kib(rate: Rate) -> int:
