@@ -100,6 +100,15 @@ def test_segments_wrap_around_at_32_bits() -> None:
     assert (added.segments_out, added.data_in) == (10, 2)
 
 
+def test_acks_that_steering_has_made_are_no_ip_bytes_of_the_client() -> None:
+    before = SocketTotals(segments_in=10, own_acks=4)
+    assert SocketTotals(segments_in=15, own_acks=7).since(before) == SocketTotals(segments_in=5, own_acks=3)
+    # The programs have been loaded again, and count from 0.
+    added = SocketTotals(segments_in=15, own_acks=1).since(before)
+    assert added == SocketTotals(segments_in=5, own_acks=1)
+    assert Traffic.of(added, 4, throttled=False, closed=False, rtt=None).ip_received == 4 * 64
+
+
 def test_ip_bytes_have_the_headers_of_every_segment() -> None:
     totals = SocketTotals(sent=1420, received=0, segments_out=2, segments_in=1, data_out=1)
     v4 = Traffic.of(totals, 4, throttled=False, closed=False, rtt=0.1)

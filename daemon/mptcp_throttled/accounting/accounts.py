@@ -49,10 +49,12 @@ class Accounts:
         """These have closed; the next look counts them."""
         self._closed.extend(closed)
 
-    def look(self, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot) -> None:
-        """Count what subflows have carried since the last look; `sockets` were read before."""
+    def look(
+        self, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot, own_acks: Mapping[FourTuple, int]
+    ) -> None:
+        """Count what subflows have carried since the last look; `sockets` and `own_acks` were read before."""
         meter = self._meter = self._meter or self._begin(sockets)
-        live = dict(_live(meter, sockets, snapshot))
+        live = dict(_live(meter, sockets, snapshot, own_acks))
         carried = meter.look(self._clock.monotonic(), live, self._take_closed())
         if self._located is not snapshot.networks:
             self._locator, self._located = Locator(snapshot.networks), snapshot.networks
@@ -111,7 +113,7 @@ class Accounts:
 
 
 def _live(
-    meter: Meter, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot
+    meter: Meter, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot, own_acks: Mapping[FourTuple, int]
 ) -> Iterator[tuple[FourTuple, LiveSubflow]]:
     """The subflows among the sockets: plain TCP is not ours."""
     unknown = {ends for ends, socket in sockets.items() if not meter.knows(socket.cookie)}
@@ -119,4 +121,5 @@ def _live(
         unknown -= {decision.subflow.ends for decision in snapshot.all_decisions()}
     for ends, socket in sockets.items():
         if ends not in unknown:
-            yield ends, LiveSubflow(socket.cookie, socket.totals, socket.rtt, ends in snapshot.throttled)
+            totals = socket.totals._replace(own_acks=own_acks.get(ends, 0))
+            yield ends, LiveSubflow(socket.cookie, totals, socket.rtt, ends in snapshot.throttled)

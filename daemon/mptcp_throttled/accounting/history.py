@@ -259,7 +259,7 @@ def _prune(database: sqlite3.Connection, now: float) -> None:
 
 
 def _packed(counted: Mapping[int, SocketTotals]) -> bytes:
-    return b"".join(_COUNTED.pack(cookie, *totals) for cookie, totals in counted.items())
+    return b"".join(_COUNTED.pack(cookie, *totals[:7]) for cookie, totals in counted.items())
 
 
 def _unpacked(sockets: bytes) -> dict[int, SocketTotals]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.model import FourTuple
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.history import FLUSH_SECONDS
 from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
@@ -39,7 +40,8 @@ class Observer(threading.Thread):
 
     It keeps `accounts` up to date.
 
-    `snapshots` has what is applied, `class_bytes` gives the bytes of each class by minor.
+    `snapshots` has what is applied, `class_bytes` gives the bytes of each class by minor, `own_acks` the ACKs that
+    steering has made of subflows.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class Observer(threading.Thread):
         ports: Sequence[int],
         snapshots: Snapshots,
         class_bytes: Callable[[], Mapping[int, int]],
+        own_acks: Callable[[], Mapping[FourTuple, int]],
         accounts: Accounts,
     ) -> None:
         super().__init__(name="observer", daemon=True)
         self._class_bytes = class_bytes
+        self._own_acks = own_acks
         self._ports = frozenset(ports)
         self._sockets = SocketReader(ports)
         self._snapshots = snapshots
@@ -87,8 +91,9 @@ class Observer(threading.Thread):
                 classes = self._class_bytes()
         before = self.enforcement
         on_all_ports = any(d.subflow.ends.proxy.port not in self._ports for d in snapshot.all_decisions())
+        own_acks = self._own_acks()
         sockets = self._sockets.read(on_all_ports=on_all_ports)
         after = before.after(Observation(time.monotonic(), sockets, classes), snapshot)
         eventlog.log_enforcement(before.not_enforced, after.not_enforced)
         self.enforcement = after
-        self._accounts.look(sockets, snapshot)
+        self._accounts.look(sockets, snapshot, own_acks)

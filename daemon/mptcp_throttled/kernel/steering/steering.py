@@ -121,6 +121,14 @@ class Steering:
         except KernelError:
             return None
 
+    def acks(self) -> Mapping[FourTuple, int]:
+        """How many ACKs the programs have made, by subflow: its socket counts them as the client's. For any thread.
+
+        It starts again when the programs are loaded again. Raises KernelError.
+        """
+        program = self._program
+        return {} if program is None else program.acks()
+
     def release(self) -> tuple[str, ...]:
         """Free all subflows, and detach the filters; what could not be restored."""
         self._networks = ()
@@ -222,6 +230,10 @@ class NoSteering(Absent):
     def priority_of(self, _ends: FourTuple) -> bool | None:
         """Know nothing."""
         return None
+
+    def acks(self) -> Mapping[FourTuple, int]:
+        """None."""
+        return {}
 
 
 def free(program: SteeringProgram) -> None:
