@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mptcp_sniffer.segment import PackedEndpoint
 
 ECHO_PORT: Final = 8081
-ON_THE_WIRE = f"(tcp port {PORT} or tcp port {ECHO_PORT}) and not (inbound and src port {PORT})"
+ON_THE_WIRE = f"tcp port ({PORT} or {ECHO_PORT}) and not (inbound and src port ({PORT} or {ECHO_PORT}))"
 """Without the copies that steering sends to the proxy itself."""
 PORTS: Final = (PORT, ECHO_PORT)
 TOPOLOGY: Final = Topology(clients=tuple(ClientSpec(name) for name in ("one", "two", "three")))
