@@ -38,11 +38,12 @@ char LICENSE[] SEC("license") = "GPL";
 /* A subflow is helped by pulses on others if it has sent this much without a break, and what waits
  * for it at the proxy takes longer than a pulse on a slow path: less is over before it could be
  * helped, such as a page's burst, and a pulse at the end of a download would be its last to arrive.
- * That is no end while MPTCP has data that it may not assign yet, since the client's receive window
- * or the send buffer is small. Two round trips of the other path are enough then: what comes later
- * would make the window stand still. */
+ * If it has sent for long, that is no end while MPTCP has data that it may not assign yet, since the
+ * client's receive window or the send buffer is small. Two round trips of the other path are enough
+ * then: what comes later would make the window stand still. */
 #define SATURATED_BYTES 1000000
 #define WAITING_NS 80000000ULL
+#define LONG_NS 1000000000ULL
 #define BREAK_NS 50000000ULL
 
 #define LOOK_NS 1000000ULL /* between two looks at the subflows of a connection */
@@ -365,7 +366,7 @@ static __always_inline struct waiting waiting_for(struct tcp_sock *tp, struct mp
 	__u64 bytes = unassigned + tp->inet_conn.icsk_inet.sk.sk_wmem_queued;
 	struct waiting waiting = {
 		.takes_ns = (bytes * ((now - sending->since) >> 10) / sending->bytes) << 10,
-		.goes_on = unassigned,
+		.goes_on = unassigned && now - sending->since > LONG_NS,
 	};
 
 	return waiting;
