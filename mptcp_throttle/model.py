@@ -82,6 +82,14 @@ def _proxy(address: str | bytes, port: int) -> Endpoint:
     return _proxy(_address(address).packed, port)
 
 
+class Ailment(StrEnum):
+    """The bound of its network that a sick path does not keep."""
+
+    RTT = "rtt"
+    LOSS = "loss"
+    RATE = "rate"
+
+
 @dataclass(frozen=True, slots=True)
 class Subflow:
     """A live subflow.
@@ -90,7 +98,7 @@ class Subflow:
     `backup_at_join` is the B bit of the client's MP_JOIN (MP_CAPABLE has none), and MP_PRIO changes `backup` later.
     `opened_at` is when the kernel received the SYN, in monotonic seconds (of a capture file, in seconds since the
     epoch). `stalled`: the proxy's kernel retransmits on it without an answer, or has closed it and only sends what is
-    queued.
+    queued. `ailment` is what makes it sick, None if nothing does.
     """
 
     ends: FourTuple
@@ -99,6 +107,7 @@ class Subflow:
     backup_at_join: bool
     opened_at: float
     stalled: bool = False
+    ailment: Ailment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +225,48 @@ class ClientPrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class Health:
+    """The bounds within which a path is healthy; None: no such bound.
+
+    `rtt` is the most, in seconds; `loss` the most, as the fraction of its bytes that are sent again; `rate` the least,
+    of what is acknowledged while data waits.
+    """
+
+    rtt: float | None = None
+    loss: float | None = None
+    rate: Rate | None = None
+
+    def __str__(self) -> str:
+        bounds = ("rtt", self._rtt), ("loss", self._loss), ("rate", self.rate)
+        return ", ".join(f"{name} {'null' if bound is None else bound}" for name, bound in bounds)
+
+    def broken(self, ailment: Ailment) -> str:
+        """The bound that a path with this ailment does not keep, in words."""
+        match ailment:
+            case Ailment.RTT:
+                return f"round trip above {self._rtt}"
+            case Ailment.LOSS:
+                return f"loss above {self._loss}"
+            case Ailment.RATE:
+                return f"rate below {self.rate}"
+
+    @property
+    def _rtt(self) -> str | None:
+        return None if self.rtt is None else f"{1000 * self.rtt:g}ms"
+
+    @property
+    def _loss(self) -> str | None:
+        return None if self.loss is None else f"{100 * self.loss:g}%"
+
+
+@dataclass(frozen=True, slots=True)
 class AccessNetwork:
     """A network from which clients connect, with its configured rates.
 
     `preference` 1 is the most preferred. A cap applies while the same connection has, on a more preferred network, a
-    live subflow that is neither backup nor stalled; a limit applies otherwise, and bounds the cap. A kind that `rates`
-    does not have is unlimited. For `provisional` seconds the first subflow of a connection has the cap's pace, too.
+    live subflow that is neither backup nor stalled nor sick, by the bounds in `healthy`; a limit applies otherwise, and
+    bounds the cap. A kind that `rates` does not have is unlimited. For `provisional` seconds the first subflow of a
+    connection has the cap's pace, too.
     """
 
     name: str
@@ -231,6 +276,7 @@ class AccessNetwork:
     per: Per
     provisional: float = 0.0
     client_prefix: ClientPrefix = ClientPrefix()
+    healthy: Health = Health()
 
     def with_rates(self, rates: Mapping[RateKind, Rate | None]) -> AccessNetwork:
         """The network with these rates in place of its own; None: it has no such rate."""

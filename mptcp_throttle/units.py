@@ -10,10 +10,12 @@ _RATE_UNITS: Final = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 # Only in this case: Mib is a mebibit elsewhere, and M a month in systemd.time(7).
 _SIZE_UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
+_SHARE_UNITS: Final = {"%": 0.01}
+_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+|%)")
 
 RATE_SYNTAX: Final = "a number with bit, kbit, mbit or gbit, from 8kbit to 32gbit, such as 1mbit"
 DURATION_SYNTAX: Final = "a number with ms, s, m, h or d, up to 3650d, such as 5s"
+SHARE_SYNTAX: Final = "a number with %, up to 100%, such as 5%"
 SIZE_SYNTAX: Final = "a number with B, KiB, MiB or GiB, up to 1GiB, such as 8MiB"
 
 MAX_DURATION: Final = 3650 * 86400.0
@@ -64,6 +66,11 @@ class Rate:
 def parse_duration(text: str) -> float:
     """Parse `250ms`, `5s`, `10m`, `2h`, `1d` into seconds. Raises ValueError with what is allowed."""
     return parse_quantity(text, _DURATION_UNITS, MAX_DURATION, "duration", DURATION_SYNTAX)
+
+
+def parse_share(text: str) -> float:
+    """Parse `5%` into a fraction of 1. Raises ValueError with what is allowed."""
+    return parse_quantity(text, _SHARE_UNITS, 1.0, "share", SHARE_SYNTAX)
 
 
 def parse_size(text: str) -> int:

@@ -38,13 +38,14 @@ from mptcp_throttle.model import (
     ClassifierKind,
     ClientPrefix,
     Endpoint,
+    Health,
     LogLevel,
     Network,
     Per,
     RateKind,
     Trust,
 )
-from mptcp_throttle.units import Rate, parse_duration, parse_size
+from mptcp_throttle.units import Rate, parse_duration, parse_share, parse_size
 
 NETWORKS_DIRECTORY: Final = "networks.d"
 RATE_KEYS: Final[dict[RateKind, KeyPath]] = {
@@ -253,6 +254,14 @@ class RatesSection(Section):
         return {kind: rate for kind, rate in zip(RATE_KEYS, values, strict=True) if rate is not None}
 
 
+class HealthSection(Section):
+    """The bounds within which a path of an access network is healthy."""
+
+    rtt: Annotated[float, parsed_by(parse_duration, at_least="1ms")] | None = None
+    loss: Annotated[float, parsed_by(parse_share, at_least="0.1%")] | None = None
+    rate: RateText | None = None
+
+
 class NetworkFile(RatesSection):
     """A file in networks.d."""
 
@@ -263,6 +272,7 @@ class NetworkFile(RatesSection):
     per: Annotated[Per, one_of(Per)] = Per.CLIENT
     client_prefix: ClientPrefixSection = ClientPrefixSection()
     provisional: DurationText | None = None
+    healthy: HealthSection = HealthSection()
 
     def with_subnets(self, subnets: Iterable[Network]) -> AccessNetwork:
         """The access network that it configures, with all its subnets, those of `subnets_file` too."""
@@ -274,6 +284,7 @@ class NetworkFile(RatesSection):
             self.per,
             self.provisional or 0.0,
             ClientPrefix(self.client_prefix.ipv4, self.client_prefix.ipv6),
+            Health(self.healthy.rtt, self.healthy.loss, self.healthy.rate),
         )
 
 

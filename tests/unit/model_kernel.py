@@ -29,7 +29,7 @@ from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from mptcp_throttle.model import FourTuple
+    from mptcp_throttle.model import Ailment, FourTuple
     from mptcp_throttle.units import Rate
 
 
@@ -113,6 +113,7 @@ class ModelKernel:
         self.tried: list[Operation] = []
         self.dangling = False
         self.closed: list[ClosedSubflow] = []
+        self.sick: dict[FourTuple, Ailment] = {}
         self.pacing = ModelFeature()
         self.discards = ModelFeature()
         self.steering = ModelFeature()
@@ -132,6 +133,9 @@ class ModelKernel:
             FeatureName.PACING: self.pacing,
             FeatureName.DISCARDS: self.discards,
         }
+
+    def ailments(self) -> dict[FourTuple, Ailment]:
+        return dict(self.sick)
 
     def closed_subflows(self) -> list[ClosedSubflow]:
         closed, self.closed = self.closed, []

@@ -69,6 +69,10 @@ def test_changed_setting_is_one_line_with_the_restart_it_needs(tmp_path: Path, o
         (LTE + "client_prefix: {ipv6: 56}\n", ["network lte: client_prefix ipv4 32, ipv6 64 -> ipv4 32, ipv6 56"]),
         (LTE + "uplink: {cap: 250kbit}\n", ["network lte: uplink.cap null -> 250kbit"]),
         (LTE + "uplink: {limit: 4mbit}\n", ["network lte: uplink.limit null -> 4mbit"]),
+        (
+            LTE + "healthy: {rtt: 400ms, loss: 5%}\n",
+            ["network lte: healthy rtt null, loss null, rate null -> rtt 400ms, loss 5%, rate null"],
+        ),
         (LTE + "per: network\n", ["network lte: per client -> network"]),
         (
             LTE.replace("10.1.0.0/24", "10.1.1.0/24"),

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import as_configured, decide_all, decision_table, reconfigure
 
-from mptcp_throttle.model import AccessNetwork, ClientPrefix, Connection, Direction, RateKind, Token
+from mptcp_throttle.model import (
+    AccessNetwork,
+    Ailment,
+    ClientPrefix,
+    Connection,
+    Direction,
+    Health,
+    RateKind,
+    Token,
+)
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.decision import Decision, Verdict
 
@@ -40,6 +49,7 @@ FREE = {
     "a preferred path of another connection": [connection(1, subflow("10.1.0.2")), connection(2, subflow("10.2.0.2"))],
     "a backup path": [connection(1, subflow("10.1.0.2"), subflow("10.2.0.2", backup=True))],
     "a stalled path": [connection(1, subflow("10.1.0.2"), replace(subflow("10.2.0.2"), stalled=True))],
+    "a sick path": [connection(1, subflow("10.1.0.2"), replace(subflow("10.2.0.2"), ailment=Ailment.RTT))],
     "a backup subflow": [connection(1, subflow("10.1.0.2", backup=True), subflow("10.2.0.2"))],
 }
 
@@ -49,6 +59,30 @@ def test_cap_applies_while_a_preferred_path_is_live() -> None:
     (capped, free) = decide_all([BOTH], (WIFI, ETHERNET))
     assert (capped.network, capped.downlink.reason) == ("ethernet", "wifi is live")
     assert (free.network, free.downlink.share) == ("wifi", None)
+
+
+@pytest.mark.parametrize(
+    ("ailment", "reason"),
+    [
+        (Ailment.RTT, "round trip above 400ms"),
+        (Ailment.LOSS, "loss above 2.5%"),
+        (Ailment.RATE, "rate below 1mbit"),
+    ],
+)
+def test_reason_names_the_bound_that_a_sick_path_breaks(ailment: Ailment, reason: str) -> None:
+    wifi = replace(WIFI, healthy=Health(0.4, 0.025, Rate.parse("1mbit")))
+    sick = connection(1, subflow("10.1.0.2"), replace(subflow("10.2.0.2"), ailment=ailment))
+    (free, _) = decide_all([sick], (wifi, ETHERNET))
+    assert free.downlink == Verdict(None, f"wifi is sick: {reason}")
+
+
+def test_healthy_path_beside_a_sick_one_justifies_the_cap() -> None:
+    sick, healthy = replace(subflow("10.2.0.2"), ailment=Ailment.LOSS), subflow("10.2.0.3")
+    assert held([connection(1, subflow("10.1.0.2"), sick, healthy)]) == {"10.1.0.2:40000": ("cap", "1mbit")}
+
+
+def test_sick_path_is_never_capped_for_itself() -> None:
+    assert held([connection(1, replace(subflow("10.2.0.2"), ailment=Ailment.RTT), subflow("10.1.0.2"))]) == {}
 
 
 @pytest.mark.parametrize("connections", FREE.values(), ids=FREE)
@@ -163,11 +197,14 @@ def test_token_joins_the_prefixes_of_a_client() -> None:
 
 
 _SUBFLOWS = st.builds(
-    lambda net, host, port, backup: subflow(f"10.{net}.0.{host}", port, backup=backup),
+    lambda net, host, port, backup, ailment: replace(
+        subflow(f"10.{net}.0.{host}", port, backup=backup), ailment=ailment
+    ),
     st.integers(1, 4),
     st.integers(1, 3),
     st.integers(1, 3),
     st.booleans(),
+    st.sampled_from((None, *Ailment)),
 )
 _CONNECTIONS = st.lists(st.lists(_SUBFLOWS, min_size=1, max_size=4), max_size=4).map(
     lambda tables: [connection(number, *subflows) for number, subflows in enumerate(tables)]
@@ -175,7 +212,7 @@ _CONNECTIONS = st.lists(st.lists(_SUBFLOWS, min_size=1, max_size=4), max_size=4)
 
 
 @given(_CONNECTIONS)
-def test_cap_always_has_a_live_preferred_path_of_its_connection(connections: list[Connection]) -> None:
+def test_cap_always_has_a_live_and_healthy_preferred_path_of_its_connection(connections: list[Connection]) -> None:
     networks = [WIFI, ETHERNET, network("third", 3, 3, cap="2mbit", limit="3mbit")]
     preference = {n.name: n.preference for n in networks}
     decisions = decide_all(connections, networks)
@@ -185,7 +222,9 @@ def test_cap_always_has_a_live_preferred_path_of_its_connection(connections: lis
             siblings = [other for other in decisions if other.token == decision.token]
             backups_used = all(sibling.subflow.backup for sibling in siblings)
             assert any(
-                _is_preferred_to(other, decision, preference) and (backups_used or not other.subflow.backup)
+                _is_preferred_to(other, decision, preference)
+                and other.subflow.ailment is None
+                and (backups_used or not other.subflow.backup)
                 for other in siblings
             )
 

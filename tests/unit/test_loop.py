@@ -22,7 +22,7 @@ from worlds import ManualClock, configuration
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import Connection, FourTuple, Per, RateKind, Token
+from mptcp_throttle.model import Ailment, Connection, FourTuple, Health, Per, RateKind, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.answers.status import connections
 from mptcp_throttled.answers.view import View
@@ -136,6 +136,21 @@ def test_priority_that_the_kernel_knows_outweighs_that_of_the_sniffer(world: Wor
     world.steering.priorities[seen.ends] = backup
     world.step(connection(1, seen, subflow("10.2.0.1")))
     assert (seen.ends in world.throttled) == (not backup)
+
+
+def test_cap_ends_while_the_preferred_path_is_sick(world: World) -> None:
+    healthy = replace(WIFI, healthy=Health(rtt=0.4))
+    world.running.config = replace(world.running.config, networks=(healthy, ETHERNET))
+    world.step(client(1), client(2))
+    assert world.throttled == {capped(1), capped(2)}
+    world.kernel.sick = {subflow("10.2.0.1").ends: Ailment.RTT}
+    world.step()
+    assert world.throttled == {capped(2)}
+    world.step(client(1))  # the sniffer, which knows nothing of it, has news
+    assert world.throttled == {capped(2)}
+    world.kernel.sick = {}
+    world.step()
+    assert world.throttled == {capped(1), capped(2)}
 
 
 def test_loop_restores_the_qdisc_when_the_last_class_has_lingered(world: World) -> None:

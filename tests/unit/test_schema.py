@@ -163,7 +163,7 @@ def test_service_file_with_an_error_is_refused_in_one_line(tmp_path: Path, servi
     assert problem.startswith(f"service.yaml{line}")
 
 
-UNKNOWN = "unknown key; allowed: cap, client_prefix, limit, name, per, "
+UNKNOWN = "unknown key; allowed: cap, client_prefix, healthy, limit, name, per, "
 PREFERENCE = "allowed: a whole number from 1 to 1000"
 
 
@@ -180,6 +180,10 @@ PREFERENCE = "allowed: a whole number from 1 to 1000"
         ("", "uplink: 1mbit", "5: uplink: '1mbit': is not a mapping; allowed: lines of"),
         ("", "client_prefix: {ipv6: 129}", "5: client_prefix.ipv6: 129: allowed: a whole number from 32 to 128"),
         ("", "client_prefix: 64", "5: client_prefix: 64: is not a mapping; allowed: lines of"),
+        ("", "healthy: {rtt: 0ms}", "5: healthy.rtt: '0ms': is too small; allowed: 1ms or more"),
+        ("", "healthy: {loss: 5}", "5: healthy.loss: 5: is not a share; allowed: a number with %, up to 100%"),
+        ("", "healthy: {loss: 200%}", "5: healthy.loss: '200%': is "),
+        ("", "healthy: {jitter: 5ms}", "5: healthy.jitter: '5ms': unknown key; allowed: loss, rate, rtt"),
         ("", "per: host", "5: per: 'host': allowed: network, client, subflow"),
         ("preference: 2", "preference: 0", f"3: preference: 0: {PREFERENCE}"),
         ("preference: 2", "preference: yes", f"3: preference: yes: {PREFERENCE}"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import ClassifierKind, Direction
+from mptcp_throttle.model import ClassifierKind, Direction, Health
 from mptcp_throttled.control.requests import carry_out
 from mptcp_throttled.enforcing.keeper import Keeper
 from mptcp_throttled.enforcing.reconciler import Kernel
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-    from mptcp_throttle.model import Connection, FourTuple
+    from mptcp_throttle.model import Ailment, Connection, FourTuple, Subflow, Token
     from mptcp_throttled.control.inbox import Message
     from mptcp_throttled.control.operator_state import OperatorStore
     from mptcp_throttled.control.running_config import RunningConfig
@@ -63,6 +63,9 @@ class DecidingKernel(Kernel, Protocol):
 
         Raises KernelError.
         """
+
+    def ailments(self) -> Mapping[FourTuple, Ailment]:
+        """The sick subflows, as far as a kernel program judges them. Raises KernelError."""
 
 
 class Loop:
@@ -99,6 +102,7 @@ class Loop:
         self._uplinks = UplinkReconciler(uplinks, clock)
         self._features = {**features, FeatureName.UPLINKS: self._uplinks}
         self._adopted: Mapping[FourTuple, int] = {}
+        self._ailments: Mapping[FourTuple, Ailment] = {}
         self._began = -math.inf
         self._is_active = False
         self._kernel_changed = threading.Event()
@@ -224,16 +228,36 @@ class Loop:
         ports = frozenset(self._config.config.proxy.ports) if by_port else None
         previous = table.reconfigure(self._terms.configured, terms, paused=paused, ports=ports)
         take = table.replace if update is not None and update.whole else table.update
-        changed = {} if update is None else update.connections
-        return {**take({token: self._with_priorities(each) for token, each in changed.items()}), **previous}
+        changed = {**self._with_other_ailments(), **({} if update is None else update.connections)}
+        return {**take({token: self._completed(each) for token, each in changed.items()}), **previous}
 
-    def _with_priorities(self, connection: Connection | None) -> Connection | None:
+    def _with_other_ailments(self) -> dict[Token, Connection]:
+        """The connections of which a subflow has become sick or healthy since the last step."""
+        before = self._ailments
+        if any(network.healthy != Health() for network in self._terms.configured):
+            with suppress(KernelError):
+                self._ailments = self._kernel.ailments()
+        else:
+            self._ailments = {}
+        changed = {ends for ends, _ in before.items() ^ self._ailments.items()}
+        if not changed:
+            return {}
+        connections = self._decisions.connections
+        return {
+            token: connection
+            for token, connection in connections.items()
+            if any(subflow.ends in changed for subflow in connection.subflows)
+        }
+
+    def _completed(self, connection: Connection | None) -> Connection | None:
+        """With what the sniffer does not know: the priorities that clients ask for, and which subflows are sick."""
         if connection is None:
             return None
-        known = [(subflow, self._steering.priority_of(subflow.ends)) for subflow in connection.subflows]
-        if all(backup in (None, subflow.backup) for subflow, backup in known):
-            return connection
-        return replace(
-            connection,
-            subflows=tuple(s if backup is None else replace(s, backup=backup) for s, backup in known),
-        )
+        subflows = tuple(map(self._completed_subflow, connection.subflows))
+        return connection if subflows == connection.subflows else replace(connection, subflows=subflows)
+
+    def _completed_subflow(self, subflow: Subflow) -> Subflow:
+        backup, ailment = self._steering.priority_of(subflow.ends), self._ailments.get(subflow.ends)
+        if backup in (None, subflow.backup) and ailment == subflow.ailment:
+            return subflow
+        return replace(subflow, backup=subflow.backup if backup is None else backup, ailment=ailment)

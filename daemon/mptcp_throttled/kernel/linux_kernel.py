@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import Ailment, FourTuple
 from mptcp_throttled.kernel.classes.choice import ClassifierChoice
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
@@ -83,6 +83,9 @@ class LinuxKernel:
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
         return () if self._sockets is None else self._sockets.closed_subflows()
+
+    def ailments(self) -> Mapping[FourTuple, Ailment]:
+        return {} if self._sockets is None else self._sockets.ailments()
 
     def adopt(self) -> dict[FourTuple, int]:
         """Adopt what an earlier instance has left in the kernel; returns its class assignments."""

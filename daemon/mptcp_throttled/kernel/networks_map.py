@@ -15,7 +15,8 @@ from mptcp_throttled.vocabulary.kernel_plan import payload_pace
 
 _IPV4: Final = IPv4Network("0.0.0.0/0")
 _IPV4_MAPPED_BITS: Final = 96
-_NO_PREFERENCE: Final = 0xFFFF_FFFF
+_MAX_U32: Final = 0xFFFF_FFFF
+_NO_PREFERENCE: Final = _MAX_U32
 _NO_NETWORK: Final = pack(
     program_layout.Network(_NO_PREFERENCE, pace=0, provisional_ns=0, limited=False, steered=False)
 )
@@ -60,5 +61,16 @@ def _network(network: AccessNetwork, *, steered: bool) -> bytes:
     cap = network.rates.get(RateKind.CAP)
     pace = 0 if cap is None else payload_pace(cap, 1)
     provisional_ns = round(network.provisional * 1e9)
-    is_limited = RateKind.LIMIT in network.rates
-    return pack(program_layout.Network(network.preference, pace, provisional_ns, is_limited, steered))
+    is_limited, healthy = RateKind.LIMIT in network.rates, network.healthy
+    return pack(
+        program_layout.Network(
+            network.preference,
+            pace,
+            provisional_ns,
+            is_limited,
+            steered,
+            max_rtt_us=min(round((healthy.rtt or 0) * 1e6), _MAX_U32),
+            max_loss=round((healthy.loss or 0) * 1000),
+            min_rate=0 if healthy.rate is None else healthy.rate.bytes_per_second,
+        )
+    )

@@ -64,6 +64,18 @@ class Network(NamedTuple):
     provisional_ns: U64
     limited: U32
     steered: U32
+    max_rtt_us: U32 = 0
+    max_loss: U32 = 0
+    min_rate: U32 = 0
+    padding: U32 = 0
+
+
+class Sick(NamedTuple):
+    """A subflow that does not keep the bounds of its network."""
+
+    seen_at: U64
+    ailment: U32
+    padding: U32
 
 
 class Closed(NamedTuple):

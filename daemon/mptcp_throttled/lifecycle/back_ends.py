@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -48,7 +48,7 @@ def kernel_of(
     `keep` is given the descriptor of the kernel program's link.
     """
     steering = _steering(config)
-    sockets = _paced_sockets(config, keep, lambda: steering.subflows_map)
+    sockets = _paced_sockets(config, keep, lambda: steering.shared_maps)
     features: dict[str, Feature] = {
         # First: it must know the marks of an earlier instance before those change that tell them from a client's.
         FeatureName.STEERING: steering,
@@ -131,12 +131,12 @@ _BACK_ENDS: Final = {
 def _paced_sockets(
     config: Config,
     keep: Callable[[int | None], None] = lambda _: None,
-    steered_map: Callable[[], BpfMap | None] = lambda: None,
+    steering_maps: Callable[[], Mapping[str, BpfMap] | None] = lambda: None,
 ) -> PacedSockets | None:
     if not config.daemon.pacing:
         return None
     cgroup = None if config.daemon.cgroup is None else Path(config.daemon.cgroup)
-    return PacedSockets(config.proxy.ports, cgroup, keep=keep, steered_map=steered_map)
+    return PacedSockets(config.proxy.ports, cgroup, keep=keep, steering_maps=steering_maps)
 
 
 def _steering(config: Config) -> Steering | NoSteering:

@@ -1,14 +1,14 @@
 """Which subflow is throttled with which share, and why: a pure function of a connection and the access networks.
 
 Invariant I2: a subflow is capped only while the same connection has, on a more preferred network, a live subflow that
-is neither backup nor stalled. So the most preferred live path of a connection is never capped, and neither is its only
-path. When all its live subflows are backups, MPTCP uses them (net/mptcp/protocol.c, mptcp_subflow_get_send): they count
-as if none were.
+is neither backup nor stalled nor sick (`AccessNetwork.healthy`). So the most preferred live path of a connection is
+never capped, and neither is its only path. When all its live subflows are backups, MPTCP uses them
+(net/mptcp/protocol.c, mptcp_subflow_get_send): they count as if none were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
@@ -43,17 +43,19 @@ def decide(
     networks = [locate(subflow.ends.client.address) for subflow in connection.subflows]
     located = tuple(zip(connection.subflows, networks, strict=True))
     backups_used = all(subflow.backup for subflow in connection.subflows if not subflow.stalled)
-    live = [n for s, n in located if n is not None and not s.stalled and (backups_used or not s.backup)]
-    best = min(live, key=lambda network: network.preference, default=None)
+    live = [(s, n) for s, n in located if n is not None and not s.stalled and (backups_used or not s.backup)]
+    healthy = [network for subflow, network in live if subflow.ailment is None]
+    best = min(healthy, key=lambda network: network.preference, default=None)
 
     def decision(subflow: Subflow, network: AccessNetwork | None) -> Decision:
         if network is None:
             free = _free(_NO_NETWORK)
             return Decision(connection.token, subflow, None, free, free)
         relieved_by = best.name if best is not None and best.preference < network.preference else None
+        sick = _sick(live, network) if relieved_by is None else None
         kinds, is_used = terms.rates[network.name], backups_used or not subflow.backup
         downlink, uplink = (
-            _verdict(direction, subflow, network, kinds, relieved_by, client_of, is_used=is_used)
+            _verdict(direction, subflow, network, kinds, relieved_by, sick, client_of, is_used=is_used)
             for direction in Direction
         )
         return Decision(connection.token, subflow, network.name, downlink, uplink)
@@ -71,6 +73,14 @@ def decide(
     )
 
 
+def _sick(live: Iterable[tuple[Subflow, AccessNetwork]], network: AccessNetwork) -> str | None:
+    """What keeps a live path on a more preferred network from relieving this one; None if there is none."""
+    preferred = [(s, n) for s, n in live if s.ailment is not None and n.preference < network.preference]
+    return next(
+        (f"{n.name} is sick: {n.healthy.broken(s.ailment)}" for s, n in preferred if s.ailment is not None), None
+    )
+
+
 def _freed(verdict: Verdict, reason: str) -> Verdict:
     return verdict if verdict.share is None else _free(reason)
 
@@ -81,13 +91,15 @@ def _verdict(
     network: AccessNetwork,
     kinds: Container[RateKind],
     relieved_by: str | None,
+    sick: str | None,
     client_of: Callable[[Address], Address],
     *,
     is_used: bool,
 ) -> Verdict:
     """What applies in one direction.
 
-    `relieved_by` is the more preferred network on which the connection has a live path. `is_used`: MPTCP may send on
+    `relieved_by` is the more preferred network on which the connection has a live and healthy path; `sick` is why
+    another has none. `is_used`: MPTCP may send on
     the subflow; false for a backup beside regular subflows.
     """
     has_cap, has_limit = direction.cap in kinds, direction.limit in kinds
@@ -98,7 +110,7 @@ def _verdict(
     elif has_limit:
         kind, reason = direction.limit, "limit of the network"
     else:
-        return _free(_why_free(has_cap=has_cap, is_used=is_used))
+        return _free(_why_free(sick, has_cap=has_cap, is_used=is_used))
     return _throttled(network.name, kind, _who(subflow, network, client_of), reason)
 
 
@@ -113,12 +125,12 @@ def _throttled(network: str, kind: RateKind, who: str, reason: str) -> Verdict:
     return Verdict(Share(network, kind, who), reason)
 
 
-def _why_free(*, has_cap: bool, is_used: bool) -> str:
+def _why_free(sick: str | None, *, has_cap: bool, is_used: bool) -> str:
     if not has_cap:
         return "network has no cap"
     if not is_used:
         return "backup subflow, which MPTCP does not use now"
-    return "no live subflow on a more preferred network"
+    return sick or "no live subflow on a more preferred network"
 
 
 def _who(subflow: Subflow, network: AccessNetwork, client_of: Callable[[Address], Address]) -> str:

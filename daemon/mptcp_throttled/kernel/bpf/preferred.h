@@ -3,6 +3,7 @@
 #ifndef PREFERRED_H
 #define PREFERRED_H
 
+#include "health.h"
 #include "networks.h"
 #include "steering.h"
 #include "subflow.h"
@@ -61,7 +62,7 @@ __noinline int member_of(__u64 member, __u32 preference)
 		return 0;
 	client_address(sk, address);
 	network = network_of(address);
-	preferred = network && network->preference < preference;
+	preferred = network && network->preference < preference && !is_sick(sk, network);
 	backup = is_backup(context, sk);
 	if (backup)
 		return preferred ? PREFERRED_BACKUP : 0;

@@ -39,13 +39,18 @@ struct prefix {
  * no cap. For `provisional_ns` a connection's first subflow has that pace too, until a preferred
  * one can have joined. `limited`: the network has a limit, so the daemon gives each subflow a
  * class, capped or not. `steered`: steering.bpf.c holds capped subflows back, so they need no pace.
- * */
+ * The bounds, 0 if there is none, within which a path of the network is healthy: the round trip in
+ * microseconds, the loss in thousandths, the rate in bytes/s. */
 struct network {
 	__u32 preference;
 	__u32 pace;
 	__u64 provisional_ns;
 	__u32 limited;
 	__u32 steered;
+	__u32 max_rtt_us;
+	__u32 max_loss;
+	__u32 min_rate;
+	__u32 padding;
 };
 
 /* A subflow that has closed, with its totals. Bytes are payload; those sent include those

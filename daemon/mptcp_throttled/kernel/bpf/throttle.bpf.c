@@ -5,7 +5,8 @@
  * (/sys/kernel/btf/vmlinux).
  *
  * A subflow is capped while its own connection has, on a more preferred network, a subflow that is
- * established, neither backup nor stale, and has fewer than DEAD_RETRANSMITS timeouts in a row.
+ * established, neither backup nor stale nor sick (health.h), and has fewer than DEAD_RETRANSMITS
+ * timeouts in a row.
  * When all subflows are backups, MPTCP uses them, so they count as if none were. The first subflow
  * of a connection is capped for `provisional_ns`, too, if its network has that. The program looks
  * at the kernel's own list of the connection's subflows when a subflow is established and at each
@@ -70,6 +71,7 @@ struct subflow {
 	__u32 token;
 	bool has_unsent_limit;
 	bool callbacks;
+	struct health health;
 };
 
 struct {
@@ -318,6 +320,16 @@ static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_s
 	bpf_ringbuf_submit(closed, 0);
 }
 
+static __always_inline void watch_bounds(struct tcp_sock *tp, struct subflow *subflow, const struct ends *ends)
+{
+	struct network *network = network_of(ends->client);
+
+	if (network && has_bounds(network))
+		watch_health(&subflow->health, tp, network, ends);
+	else
+		forget_health(&subflow->health, ends);
+}
+
 SEC("sockops")
 int throttle(struct bpf_sock_ops *ctx)
 {
@@ -337,8 +349,11 @@ int throttle(struct bpf_sock_ops *ctx)
 	if (!tp)
 		return 1;
 	if (op == BPF_SOCK_OPS_STATE_CB) {
-		if (subflow && ctx->args[1] == BPF_TCP_CLOSE)
+		if (subflow && ctx->args[1] == BPF_TCP_CLOSE) {
 			report_totals(ctx, tp, subflow);
+			ends_of(ctx, &ends);
+			forget_health(&subflow->health, &ends);
+		}
 		return 1;
 	}
 	if (!connection_to_proxy(tp))
@@ -356,6 +371,7 @@ int throttle(struct bpf_sock_ops *ctx)
 		subflow->callbacks = true;
 	}
 	ends_of(ctx, &ends);
+	watch_bounds(tp, subflow, &ends);
 	decide(ctx, tp, subflow, &ends, op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB);
 	return 1;
 }

@@ -24,7 +24,7 @@ from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
-from mptcp_throttle.model import AccessNetwork, FourTuple
+from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple
 from mptcp_throttled.kernel.sockets.program import SocketProgram
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup, count_paced
 from mptcp_throttled.vocabulary.counters import ProgramCounters
@@ -48,8 +48,8 @@ class PacedSockets:
     """The program on the proxy's cgroup, with its networks, paces and classes, until `close` or the end of the process.
 
     `cgroup` is the directory to attach to; None finds it from the listeners on `ports`. `keep` is called with each new
-    file descriptor that keeps the program attached; with None when there is none any more. `steered_map` returns the
-    map of the subflows that the steering programs hold back, None while there are no such programs.
+    file descriptor that keeps the program attached; with None when there is none any more. `steering_maps`
+    returns the maps that the steering programs share, by name; None while there are no such programs.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class PacedSockets:
         cgroup: Path | None = None,
         *,
         keep: Callable[[int | None], None] = lambda _: None,
-        steered_map: Callable[[], BpfMap | None] = lambda: None,
+        steering_maps: Callable[[], Mapping[str, BpfMap] | None] = lambda: None,
     ) -> None:
         self._ports = ports
         self._keep = keep
-        self._steered_map = steered_map
-        self._steered: BpfMap | None = None
+        self._steering_maps = steering_maps
+        self._shared: Mapping[str, BpfMap] | None = None
         self._configured = cgroup
         self._proxy = ProxyCgroup(ports)
         self._program: SocketProgram | None = None
@@ -119,8 +119,8 @@ class PacedSockets:
 
     @property
     def _is_outdated(self) -> bool:
-        """Whether the program has another map of steered subflows than there is now."""
-        return self._program is not None and self._steered is not self._steered_map()
+        """Whether the program has other maps of the steering programs than there are now."""
+        return self._program is not None and self._shared is not self._steering_maps()
 
     def _follow_proxy(self) -> None:
         try:
@@ -187,9 +187,9 @@ class PacedSockets:
         return program
 
     def _loaded_program(self) -> SocketProgram:
-        self._steered = self._steered_map()
+        self._shared = self._steering_maps()
         try:
-            return SocketProgram(self._ports, self._steered)
+            return SocketProgram(self._ports, self._shared)
         except KernelError as error:
             if error.number in LASTING_ERRORS:  # each attempt takes milliseconds
                 self._load_at = time.monotonic() + _RETRY_SECONDS
@@ -257,6 +257,9 @@ class PacedSockets:
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
         return iter(()) if self._program is None else self._program.closed_subflows()
+
+    def ailments(self) -> dict[FourTuple, Ailment]:
+        return {} if self._program is None else self._program.ailments()
 
     def free_sockets(self) -> int:
         """Free all sockets, trying for up to a second; the number that still have a pace. Raises KernelError."""

@@ -7,6 +7,7 @@ their classes. It is attached beside other programs, until `close` or the end of
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import Final
 from mptcp_throttle.linux.c_layout import unpack
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer, is_attached
-from mptcp_throttle.model import AccessNetwork, FourTuple, Token
+from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple, Token
 from mptcp_throttle.service import missing_capabilities
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
     OBJECTS,
     Closed,
+    Sick,
     pack_ends,
     pack_settings,
     pack_u32,
@@ -36,6 +38,9 @@ from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals
 _SO_NETNS_COOKIE: Final = 71
 _COOKIE: Final = Struct("=Q")
 _UNLIMITED: Final = 0xFFFF_FFFF
+# bpf/health.h
+_SICK_HOLDS_NS: Final = 10 * 10**9
+_AILMENTS: Final = {1: Ailment.RTT, 2: Ailment.LOSS, 3: Ailment.RATE}
 
 # include/uapi/linux/capability.h
 _CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_PERFMON": 38, "CAP_BPF": 39}
@@ -46,17 +51,18 @@ class SocketProgram:
     """The program; before `attach`, it can only free sockets. All methods raise KernelError.
 
     `link` is the file descriptor that keeps it attached; None before.
-    There is room for 65 536 paces, and as many classes. `steered` is the map of the subflows that the steering programs
-    hold back, which need no pace; None without these programs.
+    There is room for 65 536 paces, and as many classes. `shared` are the maps of the steering programs by name,
+    which hold back what then needs no pace; None without these programs.
     """
 
-    def __init__(self, ports: Sequence[int], steered: BpfMap | None = None) -> None:
+    def __init__(self, ports: Sequence[int], shared: Mapping[str, BpfMap] | None = None) -> None:
         self.link: int | None = None
-        self._is_steered = steered is not None
-        self._object = _load(ports, steered)
+        self._is_steered = shared is not None
+        self._object = _load(ports, shared or {})
         try:
             self._paces, self._classes = self._object.map("paces"), self._object.map("classes")
             self._networks, self._counters = NetworksMap(self._object.map("networks")), self._object.map("counters")
+            self._sick = self._object.map("sick_subflows")
             self._totals = RingBuffer(self._object.map("totals"))
         except KernelError:
             self._object.close()
@@ -107,6 +113,12 @@ class SocketProgram:
         """The subflows that have closed since the last call."""
         return map(closed_subflow, self._totals.take())
 
+    def ailments(self) -> dict[FourTuple, Ailment]:
+        """The sick subflows."""
+        earliest = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - _SICK_HOLDS_NS
+        known = {ends: unpack(Sick, value) for ends, value in self._sick.all_elements().items()}
+        return {unpack_ends(ends): _AILMENTS[sick.ailment] for ends, sick in known.items() if sick.seen_at > earliest}
+
     def counters(self) -> ProgramCounters:
         """What the program has counted since it was attached."""
         return read_counters(self._counters, ProgramCounters)
@@ -123,8 +135,7 @@ class SocketProgram:
         self._object.close()
 
 
-def _load(ports: Sequence[int], steered: BpfMap | None) -> BpfObject:
-    shared = {} if steered is None else {"steered_subflows": steered}
+def _load(ports: Sequence[int], shared: Mapping[str, BpfMap]) -> BpfObject:
     try:
         return BpfObject(OBJECTS / "throttle.bpf.o", pack_settings(_netns_cookie(), ports, HANDLE), shared=shared)
     except KernelError as error:

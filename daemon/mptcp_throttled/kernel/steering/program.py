@@ -9,7 +9,7 @@ from typing import Final
 
 from mptcp_throttle.linux.c_layout import pack, unpack
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.libbpf import BpfMap, BpfObject
+from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.networks_map import NetworksMap
@@ -50,7 +50,8 @@ class SteeringProgram:
         try:
             self._networks = NetworksMap(self.object.map("networks"))
             self._buckets, self._bucket_numbers = self.object.map("buckets"), self.object.map("bucket_numbers")
-            self.subflows_map: BpfMap = self.object.map("steered_subflows")
+            self._subflows = self.object.map("steered_subflows")
+            self.shared_maps = {"steered_subflows": self._subflows, "sick_subflows": self.object.map("sick_subflows")}
             self._counters = self.object.map("counters")
             self._remind = self.object.prepared("remind", _PACKET)
         except KernelError:
@@ -106,18 +107,18 @@ class SteeringProgram:
 
     def are_all_free(self) -> bool:
         """Whether nothing holds any more of what MPTCP was told."""
-        records = self.subflows_map.all_elements().values()
+        records = self._subflows.all_elements().values()
         return all(unpack(Steered, record).told == Told.NOTHING_HOLDS for record in records)
 
     def acks(self) -> dict[FourTuple, int]:
         """How many ACKs have been made, by subflow; for any thread."""
         with self._lock:
-            records = {} if self._is_closed else self.subflows_map.all_elements()
+            records = {} if self._is_closed else self._subflows.all_elements()
         return {unpack_ends(ends): unpack(Steered, record).acks for ends, record in records.items()}
 
     def wants_backup(self, ends: FourTuple) -> bool | None:
         """Whether the client wants the subflow as a backup; None if the programs do not know it."""
-        record = self.subflows_map.find(pack_ends(ends))
+        record = self._subflows.find(pack_ends(ends))
         return None if record is None else bool(unpack(Steered, record).client_wants_backup)
 
     def counters(self) -> SteeringCounters:

@@ -57,9 +57,9 @@ class Steering:
         self._may_have_leftovers = True  # of an earlier instance
 
     @property
-    def subflows_map(self) -> BpfMap | None:
-        """The map `steered_subflows` while capped subflows are held back; None while they need a pace."""
-        return None if self._program is None else self._program.subflows_map
+    def shared_maps(self) -> Mapping[str, BpfMap] | None:
+        """The maps that `throttle.bpf.c` shares, by name, while subflows are held back; None while they need a pace."""
+        return None if self._program is None else self._program.shared_maps
 
     @property
     def ports(self) -> frozenset[int]:
@@ -221,7 +221,7 @@ class Steering:
 class NoSteering(Absent):
     """Steering that the configuration switches off."""
 
-    subflows_map: Final = None
+    shared_maps: Final = None
     ports: Final[frozenset[int]] = frozenset()
 
     def assign(self, throttles: Mapping[FourTuple, Throttle | None]) -> None:
