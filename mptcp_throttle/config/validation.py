@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from mptcp_throttle.config.yaml_file import KeyPath, dotted
 from mptcp_throttle.errors import ConfigError, shown
-from mptcp_throttle.units import Rate, parse_duration, parse_share
+from mptcp_throttle.units import Rate, parse_duration
 
 _T = TypeVar("_T")
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -95,7 +95,6 @@ def each_once(values: tuple[_T, ...]) -> tuple[_T, ...]:
 
 RateText = Annotated[Rate, parsed_by(Rate.parse)]
 DurationText = Annotated[float, parsed_by(parse_duration)]
-ShareText = Annotated[float, parsed_by(parse_share)]
 Flag = Annotated[bool, PlainValidator(_flag)]
 Name = Annotated[
     str, text_that(re.compile(r"[a-z0-9][a-z0-9_-]{0,31}").fullmatch, "up to 32 of a-z, 0-9, - and _, no - or _ first")

@@ -379,11 +379,12 @@ static __always_inline bool helps(struct tcp_sock *tp, const struct steered *ste
 {
 	__u64 two_round_trips_ns = BPF_CORE_READ(tp, srtt_us) * 250ULL; /* it is in 1/8 us */
 
-	if (!waiting->goes_on)
-		return waiting->takes_ns >= WAITING_NS;
-	return waiting->takes_ns >= two_round_trips_ns || now - steered->open_until > ROUND_TRIP_HOLDS_NS;
+	return waiting->takes_ns >= WAITING_NS ||
+	       (waiting->goes_on &&
+		(waiting->takes_ns >= two_round_trips_ns || now - steered->open_until > ROUND_TRIP_HOLDS_NS));
 }
 
+/* Looks for a capped subflow that may send, until one does; `next` is when to ask again. */
 struct pulse {
 	struct __sk_buff *skb;
 	struct walk walk;
@@ -394,7 +395,7 @@ struct pulse {
 	bool is_held;
 };
 
-/* Lets the next member of a connection's list send, if it is capped, helps, and has its turn.
+/* Lets the next member of the connection's list send, if it is capped, helps, and has its turn.
  * Returns 1 at the end of the list, or of the search. */
 static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pulse *pulse)
 {
