@@ -296,7 +296,8 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 	}
 }
 
-static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_sock *tp, struct subflow *subflow)
+static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_sock *tp, struct subflow *subflow,
+					  const struct ends *ends)
 {
 	struct closed *closed = bpf_ringbuf_reserve(&totals, sizeof(*closed), 0);
 	struct steered *steered;
@@ -305,7 +306,7 @@ static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_s
 		count(TOTALS_LOST);
 		return;
 	}
-	ends_of(ctx, &closed->ends);
+	closed->ends = *ends;
 	closed->cookie = bpf_get_socket_cookie(ctx);
 	closed->bytes_sent = BPF_CORE_READ(tp, bytes_sent);
 	closed->bytes_retransmitted = BPF_CORE_READ(tp, bytes_retrans);
@@ -315,7 +316,7 @@ static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_s
 	closed->data_segments_out = ctx->data_segs_out;
 	closed->data_segments_in = ctx->data_segs_in;
 	closed->token = subflow->token;
-	steered = bpf_map_lookup_elem(&steered_subflows, &closed->ends);
+	steered = bpf_map_lookup_elem(&steered_subflows, ends);
 	closed->own_acks = steered ? steered->acks : 0;
 	bpf_ringbuf_submit(closed, 0);
 }
@@ -350,8 +351,8 @@ int throttle(struct bpf_sock_ops *ctx)
 		return 1;
 	if (op == BPF_SOCK_OPS_STATE_CB) {
 		if (subflow && ctx->args[1] == BPF_TCP_CLOSE) {
-			report_totals(ctx, tp, subflow);
 			ends_of(ctx, &ends);
+			report_totals(ctx, tp, subflow, &ends);
 			forget_health(&subflow->health, &ends);
 		}
 		return 1;
