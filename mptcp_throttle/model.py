@@ -236,27 +236,24 @@ class Health:
     loss: float | None = None
     rate: Rate | None = None
 
+    @property
+    def texts(self) -> dict[str, str | None]:
+        """The bounds as in a configuration file."""
+        return {
+            Ailment.RTT: None if self.rtt is None else f"{1000 * self.rtt:g}ms",
+            Ailment.LOSS: None if self.loss is None else f"{100 * self.loss:g}%",
+            Ailment.RATE: None if self.rate is None else str(self.rate),
+        }
+
     def __str__(self) -> str:
-        bounds = ("rtt", self._rtt), ("loss", self._loss), ("rate", self.rate)
-        return ", ".join(f"{name} {'null' if bound is None else bound}" for name, bound in bounds)
+        return ", ".join(f"{name} {text or 'null'}" for name, text in self.texts.items())
 
     def broken(self, ailment: Ailment) -> str:
         """The bound that a path with this ailment does not keep, in words."""
-        match ailment:
-            case Ailment.RTT:
-                return f"round trip above {self._rtt}"
-            case Ailment.LOSS:
-                return f"loss above {self._loss}"
-            case Ailment.RATE:
-                return f"rate below {self.rate}"
+        return f"{_BROKEN[ailment]} {self.texts[ailment]}"
 
-    @property
-    def _rtt(self) -> str | None:
-        return None if self.rtt is None else f"{1000 * self.rtt:g}ms"
 
-    @property
-    def _loss(self) -> str | None:
-        return None if self.loss is None else f"{100 * self.loss:g}%"
+_BROKEN: Final = {Ailment.RTT: "round trip above", Ailment.LOSS: "loss above", Ailment.RATE: "rate below"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from mptcp_lab.lab_errors import LabError
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI
 from mptcp_throttle.config.schema import Sockets
-from mptcp_throttle.model import AccessNetwork, Direction, Health, LogLevel, Per, RateKind
+from mptcp_throttle.model import AccessNetwork, Direction, LogLevel, Per, RateKind
 from mptcp_throttle.rpc import RpcClient, RpcError
 from mptcp_throttle.units import Rate
 
@@ -124,7 +124,7 @@ class Services:
                     "per": str(network.per),
                     "provisional": f"{network.provisional}s" if network.provisional else None,
                     "client_prefix": asdict(network.client_prefix),
-                    "healthy": _bounds(network.healthy),
+                    "healthy": {str(key): text for key, text in network.healthy.texts.items()},
                 },
             )
 
@@ -306,11 +306,3 @@ class Services:
     @staticmethod
     def _write(path: Path, data: dict[str, Any]) -> None:
         path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
-
-
-def _bounds(healthy: Health) -> dict[str, str | None]:
-    return {
-        "rtt": None if healthy.rtt is None else f"{1000 * healthy.rtt:g}ms",
-        "loss": None if healthy.loss is None else f"{100 * healthy.loss:g}%",
-        "rate": None if healthy.rate is None else str(healthy.rate),
-    }

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from proxy_world import proxy_world
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.process import wait_until
 from mptcp_lab.sampler import PathMeter
-from mptcp_lab.topology import Topology
+from mptcp_lab.topology import WIFI, Topology
+from mptcp_throttle.units import Rate
 
+SATURATED = replace(WIFI, rate=Rate.parse("20mbit"))
+"""Steering lets the capped path send only while Wi-Fi is saturated, not while the emulated processor is the limit."""
 ROUTER_QUEUE = 62_500
 """Bytes: what the router queues for 50 ms at 10 Mb/s (topology.py), and may still deliver at that rate."""
 
@@ -20,7 +25,7 @@ OBSERVED = 625_000
 # A socket that has sent through fq is not paced by TCP any more (SK_PACING_FQ): the class alone holds it.
 @pytest.mark.parametrize(("qdisc", "classifier"), [("fq_codel", "auto"), ("fq", "nft")])
 def test_capped_path_carries_its_cap_and_the_qdisc_is_restored(qdisc: str, classifier: str) -> None:
-    with proxy_world(Topology(proxy_qdisc=qdisc), daemon={"classifier": classifier}) as work:
+    with proxy_world(Topology(wifi=SATURATED, proxy_qdisc=qdisc), daemon={"classifier": classifier}) as work:
         before = kernel_state(work.lab.proxy)
         with PathMeter(work.lab.client, ("eth0", "wlan0")) as meter:
 

@@ -153,6 +153,15 @@ def test_cap_ends_while_the_preferred_path_is_sick(world: World) -> None:
     assert world.throttled == {capped(1), capped(2)}
 
 
+def test_path_that_was_sick_stays_gone_when_the_whole_table_comes(world: World) -> None:
+    world.running.config = replace(world.running.config, networks=(replace(WIFI, healthy=Health(rtt=0.4)), ETHERNET))
+    world.kernel.sick = {subflow("10.2.0.1").ends: Ailment.RTT}
+    world.step(client(1), client(2))
+    world.kernel.sick = {}
+    world.show(client(2))
+    assert set(world.loop.snapshot.connections) == {Token(2)}
+
+
 def test_loop_restores_the_qdisc_when_the_last_class_has_lingered(world: World) -> None:
     world.step(client(1))
     world.step(ended=1)

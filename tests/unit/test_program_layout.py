@@ -99,6 +99,10 @@ def test_enumerations_are_those_of_the_objects(objects: dict[Path, Btf]) -> None
         if btf.kind(number) is Kind.ENUM
     }
     assert in_c.pop("told") == {told.name: told.value for told in uplink_program.Told}
+    ailments = {number: name for name, number in in_c.pop("ailment").items()}
+    assert ailments.pop(0) == "HEALTHY"
+    assert ailments.keys() == socket_program._AILMENTS.keys()
+    assert all(ailments[number].endswith(a.upper()) for number, a in socket_program._AILMENTS.items())
     assert in_c.pop("proxy_told") == {told.name: told.value for told in steering_program.Told}
     assert in_c.keys() == COUNTERS.keys()
     for name, kind in COUNTERS.items():
@@ -118,6 +122,7 @@ def defined(header: str, name: str) -> int:
     ("header", "name", "number"),
     [
         ("settings.h", "NO_PREFERENCE", networks_map._NO_PREFERENCE),
+        ("health.h", "SICK_HOLDS_NS", socket_program._SICK_HOLDS_NS),
         ("socket.h", "UNLIMITED", socket_program._UNLIMITED),
         ("uplink.h", "MAX_ASSIGNMENTS", uplink_program._MAX_ASSIGNMENTS),
         ("uplink.h", "FORGOTTEN", uplink_program._FORGOTTEN),

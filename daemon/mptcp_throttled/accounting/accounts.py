@@ -121,5 +121,5 @@ def _live(
         unknown -= {decision.subflow.ends for decision in snapshot.all_decisions()}
     for ends, socket in sockets.items():
         if ends not in unknown:
-            totals = socket.totals._replace(own_acks=own_acks.get(ends, 0))
+            totals = socket.totals._replace(own_acks=own_acks[ends]) if ends in own_acks else socket.totals
             yield ends, LiveSubflow(socket.cookie, totals, socket.rtt, ends in snapshot.throttled)

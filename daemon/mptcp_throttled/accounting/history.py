@@ -39,6 +39,7 @@ _CLOCK_STEP_SECONDS: Final = 60.0
 _PAGE_BYTES: Final = 4096
 _MAX_BYTES: Final = 256 * 2**20
 _VERSION: Final = 1
+# The cookie, and the totals without `own_acks`, which the next instance counts from 0 again.
 _COUNTED: Final = Struct("=QQQQIIII")
 _COLUMNS: Final = tuple(field.name for field in fields(Traffic))
 
@@ -259,7 +260,7 @@ def _prune(database: sqlite3.Connection, now: float) -> None:
 
 
 def _packed(counted: Mapping[int, SocketTotals]) -> bytes:
-    return b"".join(_COUNTED.pack(cookie, *totals[:7]) for cookie, totals in counted.items())
+    return b"".join(_COUNTED.pack(cookie, *totals[:-1]) for cookie, totals in counted.items())
 
 
 def _unpacked(sockets: bytes) -> dict[int, SocketTotals]:

@@ -228,10 +228,12 @@ class Loop:
         ports = frozenset(self._config.config.proxy.ports) if by_port else None
         previous = table.reconfigure(self._terms.configured, terms, paused=paused, ports=ports)
         take = table.replace if update is not None and update.whole else table.update
-        changed = {**self._with_other_ailments(), **({} if update is None else update.connections)}
+        changed = self._with_other_ailments()
+        if update is not None:
+            changed = update.connections if update.whole else {**changed, **update.connections}
         return {**take({token: self._completed(each) for token, each in changed.items()}), **previous}
 
-    def _with_other_ailments(self) -> dict[Token, Connection]:
+    def _with_other_ailments(self) -> Mapping[Token, Connection | None]:
         """The connections of which a subflow has become sick or healthy since the last step."""
         before = self._ailments
         if any(network.healthy != Health() for network in self._terms.configured):

@@ -140,10 +140,10 @@ class Bucket(NamedTuple):
     """The rate that capped subflows share."""
 
     ns_per_kib: U64
-    paid_at: U64
-    open_until: U64
-    last_pulse: U64
-    asked_at: U64
+    paid_at: U64 = 0
+    open_until: U64 = 0
+    last_pulse: U64 = 0
+    asked_at: U64 = 0
 
 
 class Steered(NamedTuple):

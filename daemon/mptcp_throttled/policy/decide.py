@@ -75,10 +75,10 @@ def decide(
 
 def _sick(live: Iterable[tuple[Subflow, AccessNetwork]], network: AccessNetwork) -> str | None:
     """What keeps a live path on a more preferred network from relieving this one; None if there is none."""
-    preferred = [(s, n) for s, n in live if s.ailment is not None and n.preference < network.preference]
-    return next(
-        (f"{n.name} is sick: {n.healthy.broken(s.ailment)}" for s, n in preferred if s.ailment is not None), None
-    )
+    for subflow, preferred in live:
+        if subflow.ailment is not None and preferred.preference < network.preference:
+            return f"{preferred.name} is sick: {preferred.healthy.broken(subflow.ailment)}"
+    return None
 
 
 def _freed(verdict: Verdict, reason: str) -> Verdict:
@@ -99,8 +99,7 @@ def _verdict(
     """What applies in one direction.
 
     `relieved_by` is the more preferred network on which the connection has a live and healthy path; `sick` is why
-    another has none. `is_used`: MPTCP may send on
-    the subflow; false for a backup beside regular subflows.
+    another has none. `is_used`: MPTCP may send on the subflow; false for a backup beside regular subflows.
     """
     has_cap, has_limit = direction.cap in kinds, direction.limit in kinds
     if subflow.backup and direction is Direction.UPLINK and (has_cap or has_limit):

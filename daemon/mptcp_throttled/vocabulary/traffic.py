@@ -17,7 +17,6 @@ _IP_HEADER: Final = {4: 20, 6: 40}
 _TCP_WITH_TIME_STAMPS: Final = 32
 _DSS_WITH_DATA: Final = 28
 _DSS_WITHOUT_DATA: Final = 12
-_MAX_SEGMENTS: Final = 0xFFFF_FFFF
 
 
 class SocketTotals(NamedTuple):
@@ -38,16 +37,17 @@ class SocketTotals(NamedTuple):
     own_acks: int = 0
 
     def since(self, before: SocketTotals) -> SocketTotals:
-        """What was added since `before`. Segments are 32-bit numbers in the kernel, and wrap around."""
+        """What was added since `before`."""
+        counted_again = before.own_acks > self.own_acks
         return SocketTotals(
             self.sent - before.sent,
             self.retransmitted - before.retransmitted,
             self.received - before.received,
-            (self.segments_out - before.segments_out) & _MAX_SEGMENTS,
-            (self.segments_in - before.segments_in) & _MAX_SEGMENTS,
-            (self.data_out - before.data_out) & _MAX_SEGMENTS,
-            (self.data_in - before.data_in) & _MAX_SEGMENTS,
-            self.own_acks - (before.own_acks if before.own_acks <= self.own_acks else 0),
+            _segments_since(self.segments_out, before.segments_out),
+            _segments_since(self.segments_in, before.segments_in),
+            _segments_since(self.data_out, before.data_out),
+            _segments_since(self.data_in, before.data_in),
+            self.own_acks - (0 if counted_again else before.own_acks),
         )
 
 
@@ -108,6 +108,11 @@ class Traffic:
             self.rtt_seconds + added.rtt_seconds,
             self.rtt_samples + added.rtt_samples,
         )
+
+
+def _segments_since(after: int, before: int) -> int:
+    """They are 32-bit numbers in the kernel, and wrap around."""
+    return (after - before) & 0xFFFF_FFFF
 
 
 def _headers(segments: int, with_data: int, ip_version: int) -> int:

@@ -24,7 +24,7 @@ struct sick {
 	__u32 padding;
 };
 
-/* steering.bpf.c has the map of throttle.bpf.c. */
+/* throttle.bpf.c uses the map of steering.bpf.c, or one of its own where that is not loaded. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_SICK);

@@ -116,6 +116,8 @@ static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, __u
 		if (!context)
 			break;
 		members |= member_of((__u64)context, preference);
+		if (members & PREFERRED_REGULAR)
+			break;
 	}
 	if (members & PREFERRED_REGULAR)
 		return is_backup(subflow_context(tp), (void *)tp) ? PREFERRED_UNUSED : PREFERRED_USED;

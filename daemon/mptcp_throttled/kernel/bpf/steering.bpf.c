@@ -312,6 +312,17 @@ static __always_inline bool has_less_preferred_cap(const struct ends *ends, __u3
 	return network && network->pace && network->preference > preference && network->preference != NO_PREFERENCE;
 }
 
+/* The socket of the next member of a connection's list, and its ends; NULL after the last. */
+static __always_inline struct tcp_sock *next_socket(struct walk *walk, struct ends *ends)
+{
+	struct mptcp_subflow_context *context = next_member(walk);
+	struct sock *sk = context ? BPF_CORE_READ(context, tcp_sock) : NULL;
+
+	if (sk)
+		ends_of_socket((void *)sk, ends);
+	return (void *)sk;
+}
+
 /* At the first packet of a subflow: those on less preferred networks are capped from now on. */
 static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock *msk, __u32 preference, __u64 now)
 {
@@ -319,14 +330,12 @@ static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock 
 
 #pragma unroll 1
 	for (int i = 0; i < MAX_SUBFLOWS; i++) {
-		struct mptcp_subflow_context *context = next_member(&walk);
-		struct tcp_sock *tp = context ? (void *)BPF_CORE_READ(context, tcp_sock) : NULL;
 		struct steered *steered;
 		struct ends ends = {};
+		struct tcp_sock *tp = next_socket(&walk, &ends);
 
 		if (!tp)
 			break;
-		ends_of_socket((void *)tp, &ends);
 		if (!has_less_preferred_cap(&ends, preference))
 			continue;
 		steered = bpf_map_lookup_elem(&steered_subflows, &ends) ?: add_steered(tp, &ends, skb->ifindex);
@@ -399,16 +408,14 @@ struct pulse {
  * Returns 1 at the end of the list, or of the search. */
 static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pulse *pulse)
 {
-	struct mptcp_subflow_context *context = next_member(&pulse->walk);
-	struct tcp_sock *tp = context ? (void *)BPF_CORE_READ(context, tcp_sock) : NULL;
 	struct bucket *bucket;
 	struct steered *steered;
 	struct ends ends = {};
+	struct tcp_sock *tp = next_socket(&pulse->walk, &ends);
 	__u64 from;
 
 	if (!tp)
 		return 1;
-	ends_of_socket((void *)tp, &ends);
 	if (!has_less_preferred_cap(&ends, pulse->preference))
 		return 0;
 	steered = bpf_map_lookup_elem(&steered_subflows, &ends);

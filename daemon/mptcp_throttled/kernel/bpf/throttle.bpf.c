@@ -87,6 +87,7 @@ struct {
 } totals SEC(".maps");
 
 SHARED_WITH_DAEMON(shared_closed, struct closed);
+SHARED_WITH_DAEMON(shared_ailment, enum ailment);
 SHARED_WITH_DAEMON(shared_counter, enum counter);
 
 static __always_inline __u32 max_pacing_rate(struct tcp_sock *tp)
@@ -237,12 +238,13 @@ enum cap { NO_CAP, PACED, STEERED };
  * client that changes priorities all the time is paced. `is_new`: just established, so that
  * steering.bpf.c has not seen it. */
 static __always_inline bool is_steered(struct tcp_sock *tp, const struct subflow *subflow, const struct ends *ends,
-				       bool is_new)
+				       bool is_new, __u64 now)
 {
-	struct steered *steered = bpf_map_lookup_elem(&steered_subflows, ends);
+	struct steered *steered;
 
-	if (subflow->unused_at && bpf_ktime_get_ns() - subflow->unused_at < PRIORITY_NS)
+	if (subflow->unused_at && now - subflow->unused_at < PRIORITY_NS)
 		return false;
+	steered = bpf_map_lookup_elem(&steered_subflows, ends);
 	if (steered)
 		return !steered->client_wants_backup && !steered->is_uncounted;
 	return is_new && !kernel_says_backup(subflow_context(tp));
@@ -256,7 +258,7 @@ static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subf
 	switch (preferred_subflow(tp, network->preference)) {
 	case PREFERRED_USED:
 		subflow->preferred_at = now;
-		return network->steered && is_steered(tp, subflow, ends, is_new) ? STEERED : PACED;
+		return network->steered && is_steered(tp, subflow, ends, is_new, now) ? STEERED : PACED;
 	case PREFERRED_UNUSED:
 		if (now - subflow->preferred_at >= PRIORITY_NS)
 			return NO_CAP;
@@ -269,10 +271,9 @@ static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subf
 	}
 }
 
-static __always_inline void decide(void *target, struct tcp_sock *tp, struct subflow *subflow, const struct ends *ends,
-				   bool is_new)
+static __always_inline void decide(void *target, struct tcp_sock *tp, struct subflow *subflow, struct network *network,
+				   const struct ends *ends, bool is_new)
 {
-	struct network *network = network_of(ends->client);
 	__u32 *class_id = bpf_map_lookup_elem(&classes, ends);
 	__u32 *pace = bpf_map_lookup_elem(&paces, ends);
 	bool may_be_capped = network && network->pace;
@@ -321,20 +322,11 @@ static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_s
 	bpf_ringbuf_submit(closed, 0);
 }
 
-static __always_inline void watch_bounds(struct tcp_sock *tp, struct subflow *subflow, const struct ends *ends)
-{
-	struct network *network = network_of(ends->client);
-
-	if (network && has_bounds(network))
-		watch_health(&subflow->health, tp, network, ends);
-	else
-		forget_health(&subflow->health, ends);
-}
-
 SEC("sockops")
 int throttle(struct bpf_sock_ops *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
+	struct network *network;
 	struct subflow *subflow;
 	struct tcp_sock *tp;
 	struct ends ends;
@@ -372,8 +364,12 @@ int throttle(struct bpf_sock_ops *ctx)
 		subflow->callbacks = true;
 	}
 	ends_of(ctx, &ends);
-	watch_bounds(tp, subflow, &ends);
-	decide(ctx, tp, subflow, &ends, op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB);
+	network = network_of(ends.client);
+	if (network && has_bounds(network))
+		watch_health(&subflow->health, tp, network, &ends);
+	else
+		forget_health(&subflow->health, &ends);
+	decide(ctx, tp, subflow, network, &ends, op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB);
 	return 1;
 }
 
@@ -413,6 +409,6 @@ int adopt(struct bpf_iter__tcp *ctx)
 		subflow->callbacks = ask_for_callbacks(tp);
 	}
 	ends_of_socket(common, &ends);
-	decide(tp, tp, subflow, &ends, false);
+	decide(tp, tp, subflow, network_of(ends.client), &ends, false);
 	return 0;
 }

@@ -57,7 +57,8 @@ class SteeringProgram:
         except KernelError:
             self.object.close()
             raise
-        self._lock = threading.Lock()
+        self._reminding = threading.Lock()
+        self._reading = threading.Lock()
         self._is_closed = False
 
     @property
@@ -80,7 +81,7 @@ class SteeringProgram:
 
     def set_shares(self, rates: Mapping[int, Rate]) -> None:
         """Make shares, or change their rates, which forgets their debts."""
-        buckets = {number: Bucket(_ns_per_kib(rate), 0, 0, 0, 0) for number, rate in rates.items()}
+        buckets = {number: Bucket(_ns_per_kib(rate)) for number, rate in rates.items()}
         self._buckets.update({pack_u32(number): pack(bucket) for number, bucket in buckets.items()})
 
     def remove_shares(self, shares: Collection[int]) -> None:
@@ -102,7 +103,7 @@ class SteeringProgram:
 
     def remind(self) -> bool:
         """Look at up to 1024 subflows, whether they send or not; whether any of them is capped or not free yet."""
-        with self._lock:
+        with self._reminding:
             return bool(self._remind())
 
     def are_all_free(self) -> bool:
@@ -112,7 +113,7 @@ class SteeringProgram:
 
     def acks(self) -> dict[FourTuple, int]:
         """How many ACKs have been made, by subflow; for any thread."""
-        with self._lock:
+        with self._reading:
             records = {} if self._is_closed else self._subflows.all_elements()
         return {unpack_ends(ends): unpack(Steered, record).acks for ends, record in records.items()}
 
@@ -127,7 +128,7 @@ class SteeringProgram:
 
     def close(self) -> None:
         """Drop the programs and their maps; filters that are attached keep them."""
-        with self._lock:
+        with self._reading:
             self._is_closed = True
             self.object.close()
 

@@ -133,9 +133,7 @@ class UplinkProgram:
     def uplinks(self) -> dict[FourTuple, ThrottledUplink]:
         """The uplinks that are throttled, or whose clients must be told that they are free."""
         uplinks = {}
-        for key in self._uplinks.all_keys():
-            if (record := self._uplinks.find(key)) is None:
-                continue
+        for key, record in self._uplinks.all_elements().items():
             uplink = unpack(Uplink, record)
             since_told = uplink.bytes - uplink.bytes_when_told
             throttled = ThrottledUplink(Told(uplink.told), uplink.bytes, since_told, bool(uplink.is_policed))
