@@ -170,9 +170,10 @@ class Steering:
             if read_link_header(interface) is None:
                 what = f"steer downloads on {interface.name}, whose link type is not supported"
                 raise KernelError(what, errno.EOPNOTSUPP)
-        for interface in self._filters.with_filters():
-            if interface not in present:
-                self._filters.detach(interface)
+        if present != before:
+            for interface in self._filters.with_filters():
+                if interface not in present:
+                    self._filters.detach(interface)
         programs = {Hook.EGRESS: program.egress, Hook.INGRESS: program.ingress}
         for interface in present:
             is_known = interface in before
