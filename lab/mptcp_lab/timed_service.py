@@ -44,13 +44,13 @@ def _keys(connections: Iterable[Connection | None]) -> Iterator[str]:
 
 
 def _time_sniffer() -> None:
-    observe, apply_kernel_list, publish = Tracker.observe, Tracker.apply_kernel_list, PublishedTable.publish
+    observe, apply_kernel_list, publish = Tracker.observe_all, Tracker.apply_kernel_list, PublishedTable.publish
 
-    def timed_observe(tracker: Tracker, segment: Segment, at: float, by_proxy: bool | None) -> list[TableChange]:
-        return _noted(tracker, lambda: observe(tracker, segment, at, by_proxy), at)
+    def timed_observe(tracker: Tracker, segments: Iterable[tuple[Segment, float, bool | None]]) -> list[TableChange]:
+        return _noted(tracker, lambda: observe(tracker, segments))
 
     def timed_apply_kernel_list(tracker: Tracker, kernel_list: KernelList) -> list[TableChange]:
-        return _noted(tracker, lambda: apply_kernel_list(tracker, kernel_list), time.monotonic())
+        return _noted(tracker, lambda: apply_kernel_list(tracker, kernel_list))
 
     def timed_publish(table: PublishedTable, changes: Iterable[TableChange]) -> None:
         changes = list(changes)
@@ -58,17 +58,17 @@ def _time_sniffer() -> None:
         now = time.monotonic()
         _note("published", _keys(change.connection for change in changes), now)
 
-    Tracker.observe = timed_observe  # type: ignore[method-assign, assignment]
+    Tracker.observe_all = timed_observe  # type: ignore[method-assign, assignment]
     Tracker.apply_kernel_list = timed_apply_kernel_list  # type: ignore[method-assign, assignment]
     PublishedTable.publish = timed_publish  # type: ignore[method-assign, assignment]
 
 
-def _noted(tracker: Tracker, change: Callable[[], list[TableChange]], now: float) -> list[TableChange]:
+def _noted(tracker: Tracker, change: Callable[[], list[TableChange]]) -> list[TableChange]:
     """Call `change`, and note which subflows ask, are in the table and have gone from it."""
     events: list[Event] = []
-    listener, tracker._on_event = tracker._on_event, events.append
+    listener, tracker.on_event = tracker.on_event, events.append
     changes = change()
-    tracker._on_event = listener
+    tracker.on_event = listener
     for event in events:
         if event.subflow is not None:
             key = f"{event.token} {event.subflow.ends}"
@@ -76,10 +76,11 @@ def _noted(tracker: Tracker, change: Callable[[], list[TableChange]], now: float
             if event.kind in (EventKind.JOINING, EventKind.ESTABLISHED) and event.subflow.opened_at != event.at:
                 _note("asked", [key], event.subflow.opened_at)
             if event.kind is EventKind.ESTABLISHED:
-                _note("proved", [key], now)
+                _note("proved", [key], event.at)
             elif event.kind is EventKind.CLOSED:
-                _note("closed", [key], now)
-        listener(event)
+                _note("closed", [key], event.at)
+        if listener is not None:
+            listener(event)
     return changes
 
 

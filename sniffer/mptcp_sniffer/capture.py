@@ -249,16 +249,16 @@ class Captures:
             opened.append(name)
         return opened, refusals
 
-    def frames(self, seconds: float) -> Seen:
+    def frames(self, seconds: float, gather: float = 0.0) -> Seen:
         """The frames that have arrived, up to a thousand per interface. Closes the captures that are lost.
 
-        Waits up to `seconds` for a frame. While frames arrive fast, it lets some gather first: to be woken for a frame
-        takes longer than to process it.
+        Waits up to `seconds` for a frame, and `gather` seconds for more: to be woken for a frame takes longer than to
+        process it. While frames arrive fast, it lets only some gather.
         """
         if any(capture.is_fast for capture in self._open.values()):
             time.sleep(_GATHER_SECONDS)
-        else:
-            self._readable.poll(seconds * 1000)
+        elif self._readable.poll(seconds * 1000) and gather:
+            time.sleep(gather)
         now = time.monotonic()
         are_names_due = now >= self._names_due
         if are_names_due:

@@ -26,6 +26,9 @@ Further requests meanwhile do not wake the thread."""
 _REPEAT_SECONDS: Final = (0.1, 0.3, 0.7)
 """From the first reading to the repetitions; the last is longer than `tracker` prefers a segment to the list."""
 
+_PATIENT_SECONDS: Final = 0.5
+"""From a reading to the next, at least, while that is not urgent."""
+
 _MAX_FRACTION: Final = 0.1
 """The fraction of the time that reading may take: the kernel walks all its TCP sockets for it."""
 
@@ -40,7 +43,8 @@ class KernelReader:
     kernel event.
 
     The list has the subflows on `ports`; on all ports while `expects_other_ports`, or while no events are received,
-    which would report them. If the kernel refuses either, that is logged once, and tried again.
+    which would report them. While `is_patient`, the list is read twice a second at most. If the kernel refuses either,
+    that is logged once, and tried again.
     """
 
     def __init__(
@@ -50,12 +54,14 @@ class KernelReader:
         deliver: Callable[[KernelList | None], None],
         deliver_event: Callable[[KernelEvent], None],
         expects_other_ports: Callable[[], bool],
+        is_patient: Callable[[], bool],
     ) -> None:
         self._ports = ports
         self._settings = settings
         self._deliver = deliver
         self._deliver_event = deliver_event
         self._expects_other_ports = expects_other_ports
+        self._is_patient = is_patient
         self._receives_events = False
         self._stop = threading.Event()
         self._requested = threading.Event()
@@ -115,7 +121,8 @@ class KernelReader:
                 housekeeping_due = began + _HOUSEKEEPING_SECONDS
             if began >= max(due[0], earliest):
                 self._read()
-                earliest = began + (time.monotonic() - began) / _MAX_FRACTION
+                pause = (time.monotonic() - began) / _MAX_FRACTION
+                earliest = began + (max(pause, _PATIENT_SECONDS) if self._is_patient() else pause)
                 due = [later for later in due if later > began] or [began + self._settings.kernel_list_interval]
 
     def _read(self) -> None:

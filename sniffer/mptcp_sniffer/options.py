@@ -157,17 +157,18 @@ def without_appended_priority(options: bytes) -> bytes:
 
 def mptcp_options(options: bytes) -> Iterator[bytes]:
     """The bodies (after kind and length) of all options of kind 30. Raises Malformed."""
-    offset = 0
-    while offset < len(options) and options[offset] != KIND_END:
-        if options[offset] == KIND_NOP:
+    offset, end = 0, len(options)
+    while offset < end and (kind := options[offset]) != KIND_END:
+        if kind == KIND_NOP:
             offset += 1
             continue
-        length = options[offset + 1] if offset + 1 < len(options) else 0
-        if length < 2 or offset + length > len(options):
-            raise Malformed(f"TCP option of length {length} with {len(options) - offset} bytes left")
-        if options[offset] == KIND:
-            yield options[offset + 2 : offset + length]
-        offset += length
+        length = options[offset + 1] if offset + 1 < end else 0
+        following = offset + length
+        if length < 2 or following > end:
+            raise Malformed(f"TCP option of length {length} with {end - offset} bytes left")
+        if kind == KIND:
+            yield options[offset + 2 : following]
+        offset = following
 
 
 def _decode_body(body: bytes, flags: int) -> Option | None:

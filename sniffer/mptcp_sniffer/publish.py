@@ -3,12 +3,17 @@
 A revision counts the changes of an epoch; each new table begins an epoch. Only the last change of each connection is
 kept, however often it changes, and a bounded history of ended connections. A reader of another epoch, or a reader that
 has missed an end that is no longer in the history, must resynchronise: no change is lost silently.
+
+A reader with patience does not want to know of connections that end soon. A new connection is therefore unknown until a
+reader is told of it, which gives it a new revision; what has come and gone before that is no change.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import takewhile
@@ -34,6 +39,9 @@ class PublishedTable:
         self._history = history
         self._closed = False
         self._waiting = {False: 0, True: 0}
+        self._impatient = 0
+        self.is_patient = False
+        """Whether the daemon was so in its last call."""
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -43,21 +51,43 @@ class PublishedTable:
         self._connections: dict[Token, tuple[int, Connection]] = {}
         self._ended: OrderedDict[Token, int] = OrderedDict()
         self._last_forgotten = 0
+        self._unknown: OrderedDict[Token, float] = OrderedDict()
+        self._last_known_change = 0
 
     def publish(self, changes: Iterable[TableChange]) -> None:
-        """Append changes and wake the readers."""
+        """Append changes and wake the readers that they concern."""
         with self._changed:
+            now, before = time.monotonic(), self._last_known_change
             for token, connection in changes:
-                self._revision += 1
-                self._connections.pop(token, None)
-                self._ended.pop(token, None)
-                if connection is not None:
-                    self._connections[token] = self._revision, connection
-                    continue
-                self._ended[token] = self._revision
-                if len(self._ended) > self._history:
-                    _, self._last_forgotten = self._ended.popitem(last=False)
-            self._changed.notify_all()
+                self._publish(token, connection, now)
+            if self._impatient:
+                self._make_known(math.inf)
+            if self._last_known_change != before:
+                self._changed.notify_all()
+
+    def _publish(self, token: Token, connection: Connection | None, now: float) -> None:
+        was_there = self._connections.pop(token, None) is not None
+        if connection is None and (self._unknown.pop(token, None) is not None or not was_there):
+            return
+        is_new = not was_there and self._ended.pop(token, None) is None
+        if is_new:
+            self._unknown[token] = now
+        self._revision += 1
+        if token not in self._unknown:
+            self._last_known_change = self._revision
+        if connection is not None:
+            self._connections[token] = self._revision, connection
+            return
+        self._ended[token] = self._revision
+        if len(self._ended) > self._history:
+            _, self._last_forgotten = self._ended.popitem(last=False)
+
+    def _make_known(self, until: float) -> None:
+        """Readers are told of the connections that have been published `until` then, in monotonic seconds."""
+        while self._unknown and next(iter(self._unknown.values())) <= until:
+            token, _ = self._unknown.popitem(last=False)
+            self._revision = self._last_known_change = self._revision + 1
+            self._connections[token] = self._revision, self._connections.pop(token)[1]
 
     def reset(self) -> None:
         """Begin a new epoch with an empty table."""
@@ -83,6 +113,7 @@ class PublishedTable:
         of the first part give the table, whatever was published in between.
         """
         with self._changed:
+            self._make_known(math.inf)
             tokens = sorted(token for token in self._connections if token > after)
             connections = [self._connections[token][1] for token in tokens[:_MAX_PART]]
             position = self.position()
@@ -92,22 +123,28 @@ class PublishedTable:
             "next": tokens[_MAX_PART - 1] if len(tokens) > _MAX_PART else None,
         }
 
-    def changes(self, epoch: str, revision: int, timeout: float, *, to_daemon: bool = False) -> Json:
+    def changes(
+        self, epoch: str, revision: int, timeout: float, patience: float = 0.0, *, to_daemon: bool = False
+    ) -> Json:
         """What changed after `revision`; if nothing has, waits up to `timeout` seconds for a change.
 
         `{epoch, revision, changes: [{token, connection}], more}` with the last state of each changed connection, null
         if it has ended; `more`: there are changes after this `revision`. Or `{resync: true}` if the reader must
-        call `snapshot()`. Calls with `to_daemon` have their own limit of waiting readers.
+        call `snapshot()`. A new connection is left out until it is `patience` seconds old, unless another reader has
+        been told of it. Calls with `to_daemon` have their own limit of waiting readers.
         """
         # A value that is not a number raises here, before this reader counts as waiting. NaN gives 0.
-        timeout = min(max(0.0, float(timeout)), _MAX_WAIT_SECONDS)
+        timeout, patience = (min(max(0.0, float(seconds)), _MAX_WAIT_SECONDS) for seconds in (timeout, patience))
         with self._changed:
+            if to_daemon:
+                self.is_patient = patience > 0
             if self._waiting[to_daemon] < (_MAX_WAITING_DAEMONS if to_daemon else _MAX_WAITING):
                 self._waiting[to_daemon] += 1
-                self._changed.wait_for(
-                    lambda: self._closed or epoch != self._epoch or self._revision != revision, timeout
-                )
+                self._impatient += not patience
+                self._wait(epoch, revision, timeout, patience)
+                self._impatient -= not patience
                 self._waiting[to_daemon] -= 1
+            self._make_known(time.monotonic() - patience)
             if epoch != self._epoch or not self._last_forgotten <= revision <= self._revision:
                 return {"resync": True}
             unseen = self._after(revision)
@@ -123,10 +160,23 @@ class PublishedTable:
             "more": len(part) < len(unseen),
         }
 
+    def _wait(self, epoch: str, revision: int, timeout: float, patience: float) -> None:
+        """Until there is something to tell a reader of this `revision`."""
+        now = time.monotonic()
+        end = now + timeout
+        while now < end:
+            self._make_known(now - patience)
+            if self._closed or epoch != self._epoch or self._last_known_change > revision or revision > self._revision:
+                return
+            oldest = next(iter(self._unknown.values()), math.inf)
+            self._changed.wait(min(end, oldest + patience) - now)
+            now = time.monotonic()
+
     def _after(self, revision: int) -> list[tuple[int, Token, Connection | None]]:
-        """The last changes of the connections that have changed after this revision, in order."""
+        """The last changes of the known connections that have changed after this revision, in order."""
         live = takewhile(lambda item: item[1][0] > revision, reversed(self._connections.items()))
         ended = takewhile(lambda item: item[1] > revision, reversed(self._ended.items()))
         return sorted(
-            [(at, token, connection) for token, (at, connection) in live] + [(at, token, None) for token, at in ended]
+            [(at, token, connection) for token, (at, connection) in live if token not in self._unknown]
+            + [(at, token, None) for token, at in ended]
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from mptcp_sniffer.capture import Capture, CapturedFrame, Captures, InterfaceAbsent, InterfaceLost
@@ -14,7 +15,7 @@ from mptcp_sniffer.kernel_events import KernelEvent
 from mptcp_sniffer.kernel_list import KernelList
 from mptcp_sniffer.kernel_reader import KernelReader
 from mptcp_sniffer.publish import PublishedTable
-from mptcp_sniffer.segment import Malformed
+from mptcp_sniffer.segment import Malformed, Segment
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle import systemd
 from mptcp_throttle.config.schema import Config
@@ -26,6 +27,7 @@ from mptcp_throttle.systemd import Watchdog
 _log = logging.getLogger("mptcp-sniffer")
 
 _POLL_SECONDS: Final = 0.2
+_GATHER_SECONDS: Final = 0.2
 _REOPEN_SECONDS: Final = 1.0
 _ROOT: Final = 0
 
@@ -36,6 +38,7 @@ class Sniffer:
     def __init__(self, config: Config, reload: Callable[[], Json]) -> None:
         self._config = config
         self._reload = reload
+        self._daemon_directory = config.sockets.daemon.parent
         self._table = PublishedTable(config.sniffer.history)
         proxy, buffer_bytes = config.proxy, config.sniffer.capture_buffer
         self._captures = Captures(proxy.interfaces, lambda name: Capture(name, proxy.ports, buffer_bytes))
@@ -53,6 +56,7 @@ class Sniffer:
             self._apply_kernel_list,
             self._apply_kernel_event,
             lambda: self._tracker.expects_other_ports,
+            lambda: self._table.is_patient,
         )
         self._begin_tracking()
 
@@ -112,14 +116,14 @@ class Sniffer:
             "kernel_view": self._kernel_reader.status(),
         }
 
-    def _changes(self, epoch: str, revision: int, timeout: float) -> Json:
-        return self._table.changes(epoch, revision, timeout, to_daemon=self._asks_daemon())
+    def _changes(self, epoch: str, revision: int, timeout: float, patience: float = 0.0) -> Json:
+        return self._table.changes(epoch, revision, timeout, patience, to_daemon=self._asks_daemon())
 
     def _asks_daemon(self) -> bool:
         """Whether the client of this call is root or the owner of the daemon's directory."""
         client = peer_uid()
         try:
-            return client in (_ROOT, self._config.sockets.daemon.parent.stat().st_uid)
+            return client in (_ROOT, self._daemon_directory.stat().st_uid)
         except OSError:
             return client == _ROOT
 
@@ -146,11 +150,35 @@ class Sniffer:
             self._kernel_reader.request()
 
     def _observe_frames(self) -> None:
-        seen = self._captures.frames(_POLL_SECONDS)
-        for capture, frame in seen.frames:
-            self._observe(capture, frame)
+        seen = self._captures.frames(_POLL_SECONDS, _GATHER_SECONDS if self._table.is_patient else 0.0)
+        if seen.frames:
+            with self._track() as tracker:
+                tracker.kernel_confirms = self._kernel_reader.available
+                self._publish(tracker.observe_all(self._segments(seen.frames)))
         for lost in seen.lost:
             self._give_up(lost)
+
+    def _segments(
+        self, frames: Iterable[tuple[Capture, CapturedFrame]]
+    ) -> Iterator[tuple[Segment, float, bool | None]]:
+        kernel_view = self._config.sniffer.kernel_view
+        for capture, frame in frames:
+            try:
+                segment = capture.parse(frame.data)
+            except Malformed:
+                self._tracker.counters["malformed"] += 1
+                continue
+            if segment is not None:
+                # A host that only forwards sends the segments of both sides.
+                yield segment, frame.at, frame.outgoing if kernel_view else None
+
+    @contextmanager
+    def _track(self) -> Iterator[Tracker]:
+        with self._tracking:
+            self._tracker.on_event = self._events.append if _log.isEnabledFor(logging.DEBUG) else None
+            yield self._tracker
+            if self._tracker.needs_kernel_list():
+                self._kernel_reader.request()
 
     def _give_up(self, lost: InterfaceLost) -> None:
         """From now on FINs are missed there, and an ended subflow must not keep another subflow capped.
@@ -167,22 +195,6 @@ class Sniffer:
             self._begin_tracking()
             self._table.reset()
 
-    def _observe(self, capture: Capture, frame: CapturedFrame) -> None:
-        try:
-            segment = capture.parse(frame.data)
-        except Malformed:
-            self._tracker.counters["malformed"] += 1
-            return
-        if segment is None:
-            return
-        # A host that only forwards sends the segments of both sides.
-        by_proxy = frame.outgoing if self._config.sniffer.kernel_view else None
-        with self._tracking:
-            self._tracker.kernel_confirms = self._kernel_reader.available
-            self._publish(self._tracker.observe(segment, frame.at, by_proxy))
-            if self._tracker.needs_kernel_list():
-                self._kernel_reader.request()
-
     def _apply_kernel_list(self, kernel_list: KernelList | None) -> None:
         dropped = self._captures.dropped()
         if dropped > self._dropped_before:
@@ -191,28 +203,24 @@ class Sniffer:
             )
             self._kernel_reader.request()
         self._dropped_before = dropped
-        with self._tracking:
+        with self._track() as tracker:
             if kernel_list is not None and self._captures.captured:
-                self._tracker.kernel_confirms = True
-                self._publish(self._tracker.apply_kernel_list(kernel_list))
+                tracker.kernel_confirms = True
+                self._publish(tracker.apply_kernel_list(kernel_list))
             idle_seconds = None if self._config.sniffer.kernel_view else self._config.sniffer.idle_expiry
-            self._publish(self._tracker.expire(time.monotonic(), idle_seconds))
+            self._publish(tracker.expire(time.monotonic(), idle_seconds))
 
     def _apply_kernel_event(self, event: KernelEvent) -> None:
-        with self._tracking:
-            if not self._captures.captured:
-                return
-            self._publish(self._tracker.apply_kernel_event(event, time.monotonic()))
-            if self._tracker.needs_kernel_list():
-                self._kernel_reader.request()
+        with self._track() as tracker:
+            if self._captures.captured:
+                self._publish(tracker.apply_kernel_event(event, time.monotonic()))
 
     def _publish(self, changes: list[TableChange]) -> None:
         if changes:
             self._table.publish(changes)
         # After the readers have been woken: logging must not delay a cap.
-        if _log.isEnabledFor(logging.DEBUG):
-            for event in self._events:
-                _log_event(event)
+        for event in self._events:
+            _log_event(event)
         self._events.clear()
 
 

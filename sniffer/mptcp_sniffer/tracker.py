@@ -117,10 +117,11 @@ class Tracker:
     """Follows the subflows of all connections to the proxy's `ports`, within `bounds`.
 
     Beyond `bounds.connections` a new connection replaces an unauthenticated connection; if there is none, it is not
-    tracked, and so never throttled. `counters` count segments and changes by kind; `on_event` is called for each event.
-    `kernel_confirms`: the kernel list can be read. `expects_other_ports`: the list must have the subflows on all ports,
-    since the proxy has opened some itself, or may have. `steered`: the daemon may tell the kernel that a subflow is a
-    backup (daemon.steering), so that the kernel is believed only where the client was seen to ask for it.
+    tracked, and so never throttled. `counters` count segments and changes by kind; `on_event`, if not None, is called
+    for each event. `kernel_confirms`: the kernel list can be read. `expects_other_ports`: the list must have the
+    subflows on all ports, since the proxy has opened some itself, or may have. `steered`: the daemon may tell the
+    kernel that a subflow is a backup (daemon.steering), so that the kernel is believed only where the client was seen
+    to ask for it.
     """
 
     def __init__(
@@ -128,14 +129,14 @@ class Tracker:
         ports: Collection[int],
         bounds: Bounds,
         trust: Trust = Trust.HANDSHAKE,
-        on_event: Callable[[Event], None] = lambda _event: None,
+        on_event: Callable[[Event], None] | None = None,
         *,
         steered: bool = False,
     ) -> None:
         self._steered = steered
         self._ports = frozenset(ports)
         self._bounds = bounds
-        self._on_event = on_event
+        self.on_event = on_event
         self.counters: Counter[str] = Counter()
         self._handshakes = Handshakes(
             bounds.half_open,
@@ -178,7 +179,11 @@ class Tracker:
         `by_proxy`: whether the proxy's host has sent it; None if unknown. A segment that contradicts this is counted as
         `wrong_direction`, malformed options as `malformed`; both are ignored.
         """
-        return self._changes(self._observe(segment, at, by_proxy))
+        return self.observe_all([(segment, at, by_proxy)])
+
+    def observe_all(self, segments: Iterable[tuple[Segment, float, bool | None]]) -> list[TableChange]:
+        """As `observe`, of segments in turn; each connection once, as it is after the last of them."""
+        return self._changes(token for segment in segments for token in self._observe(*segment))
 
     def _observe(self, segment: Segment, at: float, by_proxy: bool | None) -> Iterator[Token]:
         if by_proxy is None:
@@ -601,15 +606,16 @@ class Tracker:
         return TableChange(token, Connection(token, entry.version, subflows))
 
     def _report_failed_join(self, joined: Joined, at: float, detail: str) -> None:
-        if not self._is_live(joined.ends, joined.sequence):
+        if self.on_event is not None and not self._is_live(joined.ends, joined.sequence):
             subflow = _live(joined, at).subflow()
-            self._on_event(Event(at, EventKind.FAILED, joined.token, None, subflow, detail))
+            self.on_event(Event(at, EventKind.FAILED, joined.token, None, subflow, detail))
 
     def _report(
         self, kind: EventKind, at: float, entry: _Tracked, live: _LiveSubflow | None = None, detail: str = ""
     ) -> None:
-        subflow = None if live is None else live.subflow()
-        self._on_event(Event(at, kind, entry.token, entry.version, subflow, detail))
+        if self.on_event is not None:
+            subflow = None if live is None else live.subflow()
+            self.on_event(Event(at, kind, entry.token, entry.version, subflow, detail))
 
 
 def _live(handshake: Opened | Joined, at: float) -> _LiveSubflow:

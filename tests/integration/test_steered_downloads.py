@@ -169,6 +169,23 @@ def test_short_download_leaves_the_capped_network_alone(world: ProxyWorld) -> No
     assert statistics.median(sizes) < BEFORE_WIFI, sizes
 
 
+def test_short_downloads_are_counted_and_not_decided(world: ProxyWorld) -> None:
+    wait_settled_counters(world)
+    for _ in range(20):
+        assert world.download(100_000).wait().intact
+
+    def closed() -> int:
+        return sum(network["totals"]["closed"] for network in world.services.status()["networks"])
+
+    eventually(lambda: closed() >= 40, "both subflows of each counted", seen=closed)
+    assert steering_counters(world)["as_backup"] >= 16, "the programs held them back"
+    decided = {decision["client_port"] for decision in world.services.ask("decisions", 200)["decisions"]}
+    assert len(decided) <= 4, "a connection or two may have lasted on a busy machine"
+    world.begin_capped()
+    kinds = {decision["kind"] for decision in world.services.ask("decisions", 200)["decisions"]}
+    assert "cap" in kinds
+
+
 def test_capped_network_carries_its_cap_in_a_long_download(held: ProxyWorld) -> None:
     wait_carried(held.lab.client)
 

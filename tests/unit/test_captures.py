@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -90,6 +91,16 @@ def test_frames_of_all_interfaces_come_in_the_order_of_time() -> None:
     interfaces = Interfaces(eth0=ModelCapture([frame(1.0), frame(4.0)]), wg0=ModelCapture([frame(2.0), frame(3.0)]))
     with interfaces.captured() as captures:
         assert [seen.at for _, seen in captures.frames(0).frames] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_frames_gather_after_the_first_unless_they_arrive_fast() -> None:
+    for is_fast, at_least in ((False, 0.2), (True, 0.0)):
+        eth0 = ModelCapture([frame(1.0)], is_fast=is_fast)
+        with Interfaces(eth0=eth0).captured() as captures:
+            began = time.monotonic()
+            assert len(captures.frames(0, 0.2).frames) == 1
+            assert at_least <= time.monotonic() - began
+            assert is_fast == (time.monotonic() - began < 0.2)
 
 
 def test_lost_interface_leaves_the_rest_captured() -> None:

@@ -52,7 +52,7 @@ def test_kernel_events_are_subscribed_to_again_after_an_error(
     monkeypatch.setattr(kernel_reader, "KernelEvents", Subscription)
     monkeypatch.setattr(kernel_reader, "_RESUBSCRIBE_SECONDS", 0.0)
     monkeypatch.setattr(kernel_reader, "list_subflows", lambda _: KernelList(0.0, {}))
-    reader = KernelReader([8080], SnifferSection(), lambda _: None, lambda _: None, lambda: False)
+    reader = KernelReader([8080], SnifferSection(), lambda _: None, lambda _: None, lambda: False, lambda: False)
     with reader.running():
         eventually(lambda: Subscription.made > 2, "subscribed again and again")
     assert [message for message in caplog.messages if "kernel events" in message] == [
@@ -84,9 +84,9 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
     return readings
 
 
-def running() -> tuple[KernelReader, AbstractContextManager[None]]:
+def running(*, is_patient: bool = False) -> tuple[KernelReader, AbstractContextManager[None]]:
     settings = SnifferSection.model_validate({"kernel_events": False, "kernel_list_interval": "60s"})
-    reader = KernelReader([8080], settings, lambda _: None, lambda _: None, lambda: False)
+    reader = KernelReader([8080], settings, lambda _: None, lambda _: None, lambda: False, lambda: is_patient)
     return reader, reader.running()
 
 
@@ -98,6 +98,20 @@ def test_requests_soon_after_each_other_lead_to_one_reading(readings: Readings) 
         eventually(lambda: readings.begun == 2, "the reading after that at the start")
         time.sleep(0.2)
         assert readings.begun == 2
+
+
+def test_requests_without_end_lead_to_few_readings_where_they_are_not_urgent(
+    readings: Readings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_reader, "_GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(kernel_reader, "_PATIENT_SECONDS", 0.4)
+    reader, is_running = running(is_patient=True)
+    with is_running:
+        began = time.monotonic()
+        while (elapsed := time.monotonic() - began) < 1.0:
+            reader.request()
+            time.sleep(0.001)
+        assert 2 <= readings.begun <= 2 + elapsed / 0.4
 
 
 def test_request_during_a_reading_leads_to_another(readings: Readings) -> None:

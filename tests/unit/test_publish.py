@@ -39,10 +39,11 @@ def test_connection_is_equal_after_encoding_and_decoding() -> None:
 
 def test_changes_hold_the_last_state_since_the_readers_revision() -> None:
     table = PublishedTable(history=16)
+    table.publish([opened(1), opened(2)])
     start = table.snapshot()
-    table.publish([opened(1), opened(2), opened(1, port=7), ended(2)])
+    table.publish([opened(1), opened(1, port=7), ended(2)])
     answer = table.changes(start["epoch"], start["revision"], 0)
-    assert answer["revision"] == start["revision"] + 4
+    assert answer["revision"] == start["revision"] + 3
     assert {change["token"]: change["connection"] for change in answer["changes"]} == {
         "00000001": encode_connection(connection(1, port=7)),
         "00000002": None,
@@ -71,7 +72,7 @@ def test_snapshot_parts_and_later_changes_give_the_table() -> None:
 def test_reader_beyond_the_history_must_resynchronise() -> None:
     table = PublishedTable(history=2)
     table.publish([opened(number) for number in range(4)])
-    start = table.position()
+    start = table.snapshot()
     table.publish([ended(0), ended(1)])
     between = table.position()
     assert len(table.changes(start["epoch"], start["revision"], 0)["changes"]) == 2
@@ -84,20 +85,80 @@ def test_reader_beyond_the_history_must_resynchronise() -> None:
 
 def test_reader_is_told_the_last_change_of_each_connection_alone() -> None:
     table = PublishedTable(history=16)
-    start = table.position()
+    table.publish([opened(1), opened(2)])
+    start = table.snapshot()
     for port in range(1, 20_001):
         table.publish([opened(1, port), opened(2, port), ended(2)])
     answer = table.changes(start["epoch"], start["revision"], 0)
     assert [change["token"] for change in answer["changes"]] == ["00000001", "00000002"]
     assert answer["changes"][0]["connection"] == encode_connection(connection(1, 20_000))
     assert answer["changes"][1]["connection"] is None
-    assert (answer["revision"], answer["more"]) == (60_000, False)
+    assert (answer["revision"], answer["more"]) == (start["revision"] + 60_000, False)
+
+
+def test_connection_that_ends_before_a_reader_is_told_of_it_is_no_change() -> None:
+    table = PublishedTable(history=16)
+    start = table.snapshot()
+    table.publish([opened(1), opened(2), ended(1), ended(3)])
+    answer = table.changes(start["epoch"], start["revision"], 0)
+    assert [change["token"] for change in answer["changes"]] == ["00000002"]
+
+
+def test_connection_is_left_out_until_it_is_as_old_as_the_readers_patience() -> None:
+    table = PublishedTable(history=16)
+    start = table.snapshot()
+    table.publish([opened(1)])
+    young = table.changes(start["epoch"], start["revision"], 0, 5.0)
+    assert young["changes"] == []
+    began = time.monotonic()
+    answer = table.changes(young["epoch"], young["revision"], 5.0, 0.2)
+    assert time.monotonic() - began < 4
+    assert [change["token"] for change in answer["changes"]] == ["00000001"]
+
+
+def test_reader_with_patience_is_not_woken_by_a_connection_that_ends_soon() -> None:
+    table = PublishedTable(history=16)
+    start = table.snapshot()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(table.changes, start["epoch"], start["revision"], 5.0, 5.0)
+        eventually(lambda: table._waiting[False] == 1, "a reader that waits")
+        for number in range(100):
+            table.publish([opened(number), opened(number, port=2)])
+            table.publish([ended(number)])
+        assert not waiting.done()
+        table.close()
+        assert waiting.result()["changes"] == []
+
+
+def test_reader_with_patience_is_told_at_once_of_what_it_knows() -> None:
+    table = PublishedTable(history=16)
+    table.publish([opened(1), opened(2)])
+    answer = table.snapshot()
+    table.publish([opened(3), opened(1, port=7)])
+    for change, expected in ((ended(1), encode_connection(connection(1, port=7))), (opened(2), None)):
+        answer = table.changes(answer["epoch"], answer["revision"], 5.0, 5.0)
+        assert [(told["token"], told["connection"]) for told in answer["changes"]] == [("00000001", expected)]
+        table.publish([change])
+    table.publish([opened(1)])
+    answer = table.changes(answer["epoch"], answer["revision"], 5.0, 5.0)
+    assert [told["token"] for told in answer["changes"]] == ["00000002", "00000001"], "1 is known from before its end"
+
+
+def test_connection_is_known_to_all_readers_when_one_is_told_of_it() -> None:
+    table = PublishedTable(history=16)
+    start = table.snapshot()
+    table.publish([opened(1)])
+    table.snapshot()
+    for patience in (5.0, 0.0):
+        answer = table.changes(start["epoch"], start["revision"], 0, patience)
+        assert [change["token"] for change in answer["changes"]] == ["00000001"]
 
 
 def test_reader_far_behind_is_told_changes_in_parts() -> None:
     table = PublishedTable(history=6000)
     position = table.position()
     table.publish([change for number in range(5000) for change in (opened(number), opened(5000 + number))])
+    table.snapshot()
     table.publish([ended(number) for number in range(5000)])
     told: dict[str, Json] = {}
     parts = 0

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 from examples import connection, subflow
 
-from mptcp_throttle.model import format_token
+from mptcp_throttle.features import FeatureName
+from mptcp_throttle.model import RateKind, format_token
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.rpc.wire import encode_connection
-from mptcp_throttled.control.source import TableSource, TableUpdate
+from mptcp_throttle.units import Rate
+from mptcp_throttled.control.source import Haste, TableSource, TableUpdate, haste
+from mptcp_throttled.vocabulary.features import FeatureState
+from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.terms import PresentTerms, Term
 
 ONE, TWO = connection(1, subflow("10.1.0.2")), connection(2, subflow("10.1.0.3"))
 SNAPSHOT = {"epoch": "e", "revision": 5, "connections": [encode_connection(ONE)], "next": None}
@@ -90,6 +95,43 @@ def test_source_with_a_spacing_waits_between_calls_under_load(monkeypatch: pytes
     monkeypatch.setattr(source._stopping, "wait", lambda seconds: waits.append(seconds))
     source._follow()
     assert waits == pytest.approx([0.0, 0.04, 0.08, 0.12])
+
+
+def test_source_asks_with_its_present_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Json, ...]] = []
+    answers = iter([SNAPSHOT, changes(5), changes(5), changes(5), {"resync": True}])
+    source = TableSource(Path("/nonexistent/sniffer.sock"), lambda: None)
+
+    def call(*arguments: Json) -> Json:
+        asked.append(arguments)
+        source.patience = float(len(asked))
+        return next(answers)
+
+    monkeypatch.setattr(source._client, "call", call)
+    source._follow()
+    assert [arguments[4] for arguments in asked[2:]] == [2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("paced", "steered", "kinds", "expected"),
+    [
+        (True, True, [RateKind.CAP], Haste(0.05, 1.0)),
+        (True, True, [], Haste(0.05, 1.0)),
+        (True, True, [RateKind.CAP, RateKind.LIMIT], Haste(0.05, 0.0)),
+        (True, True, [RateKind.CAP, RateKind.UPLINK_CAP], Haste(0.05, 0.0)),
+        (True, False, [RateKind.CAP], Haste(0.05, 0.0)),
+        (False, False, [RateKind.CAP], Haste(0.0, 0.0)),
+    ],
+)
+def test_new_connections_are_not_urgent_only_while_the_kernel_caps_by_itself(
+    paced: bool, steered: bool, kinds: list[RateKind], expected: Haste
+) -> None:
+    works = {FeatureName.PACING: paced, FeatureName.STEERING: steered}
+    features: dict[str, FeatureState] = {
+        name: FeatureState(None if each else "no kernel program") for name, each in works.items()
+    }
+    terms = PresentTerms({"wifi": {}, "ethernet": dict.fromkeys(kinds, Term(Rate.parse("1mbit")))})
+    assert haste(Snapshot(features=features, terms=terms)) == expected
 
 
 def test_source_told_to_resynchronise_takes_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:

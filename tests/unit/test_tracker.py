@@ -120,6 +120,22 @@ AGAIN = Client(ETHERNET.address, ETHERNET.port, seq=777)  # another connection o
 OVER_ETHERNET, OVER_WIFI, OVER_BOTH = ["10.1.0.2:40000"], ["10.2.0.2:50000"], ["10.1.0.2:40000", "10.2.0.2:50000"]
 
 
+def test_segments_together_lead_to_one_change_of_each_connection() -> None:
+    wire = Wire()
+    fin = WIFI.fin()
+    segments = [*opening(ETHERNET), *joining(WIFI), *opening(Client("10.1.0.3", 1), OTHER_KEY), fin]
+    changes = wire.tracker.observe_all([(segment, 1000.0, None) for segment in segments])
+    assert [change.token for change in changes] == [TOKEN, OTHER_TOKEN]
+    wire.take(changes)
+    assert wire.clients() == ["10.1.0.2:40000"]
+
+
+def test_connection_that_has_come_and_gone_between_two_changes_has_ended() -> None:
+    segments = [*opening(ETHERNET), ETHERNET.fin()]
+    tracker = Tracker([8080], Bounds(100, 100))
+    assert tracker.observe_all([(segment, 1000.0, None) for segment in segments]) == [TableChange(TOKEN, None)]
+
+
 @pytest.fixture
 def wire() -> Wire:
     return Wire()

@@ -16,15 +16,38 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from mptcp_throttle.model import Connection, Token
+from mptcp_throttle.features import FeatureName
+from mptcp_throttle.model import Connection, RateKind, Token
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.rpc.wire import decode_connection, decode_token
+from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 _POLL_SECONDS: Final = 1.0
 _CALL_SECONDS: Final = 3.0
 _RETRY_SECONDS: Final = 0.2
+_BATCH_SECONDS: Final = 0.05
+_LASTING_SECONDS: Final = 1.0
+
+
+class Haste(NamedTuple):
+    """How soon the control loop must know of changes, and of new connections: `spacing` and `patience` of a source."""
+
+    spacing: float = 0.0
+    patience: float = 0.0
+
+
+def haste(snapshot: Snapshot) -> Haste:
+    """What the kernel programs decide alone is not urgent here: they pace, and hold back what has a cap.
+
+    Limits and uplinks wait for the control loop.
+    """
+    if snapshot.problem_of(FeatureName.PACING) is not None:
+        return Haste()
+    others = {kind for rates in snapshot.terms.rates.values() for kind in rates} - {RateKind.CAP}
+    is_steered = snapshot.problem_of(FeatureName.STEERING) is None
+    return Haste(_BATCH_SECONDS, _LASTING_SECONDS if is_steered and not others else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +85,7 @@ class TableSource(threading.Thread):
 
     `parts` counts the parts of whole tables received so far: while it grows, a table is on its way. `spacing` is the
     time in seconds between deliveries while changes come faster; the first two after a silence are not delayed.
+    `patience` is the age in seconds at which new connections are delivered.
     """
 
     def __init__(self, sniffer_socket: Path, arrived: Callable[[], None]) -> None:
@@ -73,6 +97,7 @@ class TableSource(threading.Thread):
         self._problem: str | None = None
         self.parts = 0
         self.spacing = 0.0
+        self.patience = 0.0
 
     @property
     def empty(self) -> bool:
@@ -121,7 +146,7 @@ class TableSource(threading.Thread):
         self._deliver(update)
         next_at = -math.inf
         while not self._stopping.is_set():
-            answer = self._client.call("changes", update.epoch, update.revision, _POLL_SECONDS)
+            answer = self._client.call("changes", update.epoch, update.revision, _POLL_SECONDS, self.patience)
             if answer.get("resync"):
                 return
             if answer["changes"]:

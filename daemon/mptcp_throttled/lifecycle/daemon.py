@@ -11,7 +11,6 @@ from typing import Any, Final
 from mptcp_throttle import systemd
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
-from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import RpcClient, RpcServer
 from mptcp_throttle.systemd import Watchdog
@@ -26,7 +25,7 @@ from mptcp_throttled.control.inbox import Inbox, Message
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig, judge
-from mptcp_throttled.control.source import TableSource
+from mptcp_throttled.control.source import TableSource, haste
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.steering.steering import NoSteering, Steering
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
@@ -40,7 +39,6 @@ from mptcp_throttled.vocabulary.features import Feature
 
 _log = logging.getLogger("mptcp-throttled")
 
-_BATCH_SECONDS: Final = 0.05
 _FIRST_TABLE_SECONDS: Final = 1.0
 _SNIFFER_STATUS_SECONDS: Final = 0.5
 _TOP_CLIENTS: Final = 20
@@ -137,8 +135,7 @@ class Daemon:
             while not self._stopping:
                 deadline = min(loop.next_deadline, watchdog.due)
                 loop.step(self._inbox.wait(deadline - time.monotonic()))
-                # What is urgent is done in the kernel, where it can be.
-                self._source.spacing = _BATCH_SECONDS if loop.snapshot.problem_of(FeatureName.PACING) is None else 0.0
+                self._source.spacing, self._source.patience = haste(loop.snapshot)
                 watchdog.alive()
         finally:
             systemd.notify("STOPPING=1")
