@@ -4,7 +4,7 @@
 |---|---|---|
 | `sniffer.sock` | `status()` | counters, table sizes, capture drops |
 | | `snapshot(after)` | `{epoch, revision, connections, next}`: the table, a few thousand connections at a time |
-| | `changes(epoch, revision, timeout, patience)` | `{epoch, revision, changes, more}`, or `{resync: true}`; waits `timeout` s |
+| | `changes(epoch, revision, timeout, patience)` | `{epoch, revision, changes, more}` or `{resync: true}` |
 | | `reload()` | `{problems, valid}`; with problems nothing has changed |
 | `daemon.sock` | `status()` | networks with rates, kernel state, last errors |
 | | `connections()` | every connection, with the decision for each subflow and its reason |

@@ -1,5 +1,6 @@
 """How long a JOIN takes from its SYN to the pace in the kernel and to the mark, beside nothing and beside a transfer.
 
+Steering is off: with it, marks are for connections that have lasted a second.
 What is capped is the joining subflow, or its sibling: the first subflow of the connection. `paced` is the kernel's own
 account (`join_observer`), of the pace alone. `marked` is taken in the services, whose stages note when each is done: a
 mark is done when the kernel has acknowledged it; there the time of the SYN is the time stamp of its capture. Every
@@ -213,7 +214,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="of each; default: %(default)g")
     parser.add_argument("--classifier", help="daemon.classifier; default: as configured")
     options = parser.parse_args()
-    daemon = {} if options.classifier is None else {"classifier": options.classifier}
+    daemon: dict[str, object] = {"steering": False}
+    if options.classifier is not None:
+        daemon["classifier"] = options.classifier
     rows = []
     headings = "".join(f" {name:>8}" for name in _PERCENTILES)
     print(f"{'capped':8} {'JOIN/s':>6} {'beside':8} {'JOINs':>6} {'until':7} {'missed':>6}{headings}  ms")
