@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from examples import ends
 
 from mptcp_throttle.model import FourTuple, Token
 from mptcp_throttled.accounting.meter import FORGET_SECONDS, LiveSubflow, Meter
-from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, Traffic
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, SteeredTotals, Traffic
 
 CLIENT = ends("10.1.0.2")
 
@@ -101,12 +103,36 @@ def test_segments_wrap_around_at_32_bits() -> None:
 
 
 def test_acks_that_steering_has_made_are_no_ip_bytes_of_the_client() -> None:
-    before = SocketTotals(segments_in=10, own_acks=4)
-    assert SocketTotals(segments_in=15, own_acks=7).since(before) == SocketTotals(segments_in=5, own_acks=3)
-    # The programs have been loaded again, and count from 0.
-    added = SocketTotals(segments_in=15, own_acks=1).since(before)
-    assert added == SocketTotals(segments_in=5, own_acks=1)
+    before = SocketTotals(segments_in=10, steered=SteeredTotals(own_acks=4))
+    added = SocketTotals(segments_in=15, steered=SteeredTotals(own_acks=5)).since(before)
+    assert added == SocketTotals(segments_in=5, steered=SteeredTotals(own_acks=1))
     assert Traffic.of(added, 4, throttled=False, closed=False, rtt=None).ip_received == 4 * 64
+
+
+def test_steering_counts_from_0_when_its_programs_are_loaded_again() -> None:
+    before = SteeredTotals(own_acks=4, held_back_ms=300)
+    assert SteeredTotals(7, 500).since(before) == SteeredTotals(3, 200)
+    for loaded_again in (SteeredTotals(7, 200), SteeredTotals(1, 500)):
+        assert loaded_again.since(before) == loaded_again
+
+
+def test_parts_of_milliseconds_add_up() -> None:
+    looks = [SteeredTotals.of(0, 400_000 * number) for number in range(11)]
+    assert sum(after.since(before).held_back_ms for before, after in pairwise(looks)) == 4
+
+
+def test_time_held_back_counts_once_over_looks_and_the_end() -> None:
+    def totals(held_back_ms: int) -> SocketTotals:
+        return SocketTotals(steered=SteeredTotals(1, held_back_ms))
+
+    def held_back(at: float, *ended: ClosedSubflow, live_ms: int | None = None) -> list[int]:
+        now = {} if live_ms is None else {CLIENT: LiveSubflow(1, totals(live_ms), None, throttled=True)}
+        return [traffic.held_back_ms for _, traffic in meter.look(at, now, ended)]
+
+    meter = Meter({}, {})
+    assert held_back(1, live_ms=30) == [30]
+    assert held_back(2, live_ms=100) == [70]
+    assert held_back(3, ClosedSubflow(Token(1), CLIENT, 1, totals(120))) == [20]
 
 
 def test_ip_bytes_have_the_headers_of_every_segment() -> None:

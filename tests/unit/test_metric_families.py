@@ -27,7 +27,15 @@ from mptcp_throttled.vocabulary.traffic import Traffic
 REFERENCE: Final = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text(encoding="utf-8")
 ACCOUNTS: Final = {
     "wifi": NetworkAccounts(
-        Traffic(ip_sent=1000, ip_sent_throttled=300, ip_received=20, retransmitted=7, rtt_seconds=0.5, rtt_samples=3),
+        Traffic(
+            ip_sent=1000,
+            ip_sent_throttled=300,
+            ip_received=20,
+            retransmitted=7,
+            rtt_seconds=0.5,
+            rtt_samples=3,
+            held_back_ms=1250,
+        ),
         (0, 1, 0, 2, 0, 0, 0, 0, 0, 0),
     )
 }
@@ -86,12 +94,13 @@ def test_subflows_are_counted_by_network_and_decision(tmp_path: Path) -> None:
     assert metrics.values("connections") == {("single",): 2, ("multi",): 2}
 
 
-def test_bytes_and_rtts_are_those_of_the_accounts(tmp_path: Path) -> None:
+def test_bytes_rtts_and_times_held_back_are_those_of_the_accounts(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path)
     sent = metrics.values("sent_bytes_total")
     assert (sent["wifi", "true"], sent["wifi", "false"], sent["ethernet", "false"]) == (300, 700, 0)
     assert metrics.values("received_bytes_total")["wifi",] == 20
     assert metrics.values("retransmitted_bytes_total")["wifi",] == 7
+    assert metrics.values("held_back_seconds_total") == {("wifi",): 1.25, ("ethernet",): 0}
     buckets = metrics.values("rtt_seconds_bucket")
     assert [buckets["wifi", bound] for bound in ("0.005", "0.01", "0.025", "0.05", "+Inf")] == [0, 1, 1, 3, 3]
     assert metrics.values("rtt_seconds_sum")["wifi",] == 0.5

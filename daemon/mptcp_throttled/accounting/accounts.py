@@ -14,7 +14,7 @@ from mptcp_throttled.vocabulary.clock import Clock
 from mptcp_throttled.vocabulary.locator import Locator
 from mptcp_throttled.vocabulary.observation import SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
-from mptcp_throttled.vocabulary.traffic import ClosedSubflow, Traffic
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SteeredTotals, Traffic
 
 _MAX_CLOSED: Final = 100_000
 
@@ -50,11 +50,11 @@ class Accounts:
         self._closed.extend(closed)
 
     def look(
-        self, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot, own_acks: Mapping[FourTuple, int]
+        self, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot, steered: Mapping[FourTuple, SteeredTotals]
     ) -> None:
-        """Count what subflows have carried since the last look; `sockets` and `own_acks` were read before."""
+        """Count what subflows have carried since the last look; `sockets` and `steered` were read before."""
         meter = self._meter = self._meter or self._begin(sockets)
-        live = dict(_live(meter, sockets, snapshot, own_acks))
+        live = dict(_live(meter, sockets, snapshot, steered))
         carried = meter.look(self._clock.monotonic(), live, self._take_closed())
         if self._located is not snapshot.networks:
             self._locator, self._located = Locator(snapshot.networks), snapshot.networks
@@ -113,7 +113,10 @@ class Accounts:
 
 
 def _live(
-    meter: Meter, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot, own_acks: Mapping[FourTuple, int]
+    meter: Meter,
+    sockets: Mapping[FourTuple, SocketState],
+    snapshot: Snapshot,
+    steered: Mapping[FourTuple, SteeredTotals],
 ) -> Iterator[tuple[FourTuple, LiveSubflow]]:
     """The subflows among the sockets: plain TCP is not ours."""
     unknown = {ends for ends, socket in sockets.items() if not meter.knows(socket.cookie)}
@@ -121,5 +124,5 @@ def _live(
         unknown -= {decision.subflow.ends for decision in snapshot.all_decisions()}
     for ends, socket in sockets.items():
         if ends not in unknown:
-            totals = socket.totals._replace(own_acks=own_acks[ends]) if ends in own_acks else socket.totals
+            totals = socket.totals._replace(steered=steered[ends]) if ends in steered else socket.totals
             yield ends, LiveSubflow(socket.cookie, totals, socket.rtt, ends in snapshot.throttled)

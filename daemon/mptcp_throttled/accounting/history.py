@@ -39,7 +39,7 @@ _CLOCK_STEP_SECONDS: Final = 60.0
 _PAGE_BYTES: Final = 4096
 _MAX_BYTES: Final = 256 * 2**20
 _VERSION: Final = 1
-# The cookie, and the totals without `own_acks`, which the next instance counts from 0 again.
+# The cookie, and the totals without what is `steered`, which the next instance counts from 0 again.
 _COUNTED: Final = Struct("=QQQQIIII")
 _COLUMNS: Final = tuple(field.name for field in fields(Traffic))
 

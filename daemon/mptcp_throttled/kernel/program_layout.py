@@ -86,6 +86,7 @@ class Closed(NamedTuple):
     bytes_sent: U64
     bytes_retransmitted: U64
     bytes_received: U64
+    held_ns: U64
     segments_out: U32
     segments_in: U32
     data_segments_out: U32
@@ -153,6 +154,8 @@ class Steered(NamedTuple):
     looked_at: U64
     open_until: U64
     counted: U64
+    held_until: U64
+    held_ns: U64
     told: U32
     is_capped: U32
     client_wants_backup: U32

@@ -91,7 +91,7 @@ class Daemon:
             accounts.note_closed,
             steering,
         )
-        self._observer = Observer(config.proxy.ports, self._loop, kernel.htb.class_bytes, steering.acks, accounts)
+        self._observer = Observer(config.proxy.ports, self._loop, kernel.htb.class_bytes, steering.totals, accounts)
         self._metrics = MetricsServer()
         self.api = Api(self._running, self._inbox, self._view, self._history, self._loop.recent_decisions, load)
 

@@ -19,6 +19,7 @@ from mptcp_throttled.reporting import eventlog
 from mptcp_throttled.reporting.instruments import count_errors
 from mptcp_throttled.vocabulary.observation import Observation
 from mptcp_throttled.vocabulary.snapshot import Snapshots
+from mptcp_throttled.vocabulary.traffic import SteeredTotals
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -40,8 +41,8 @@ class Observer(threading.Thread):
 
     It keeps `accounts` up to date.
 
-    `snapshots` has what is applied, `class_bytes` gives the bytes of each class by minor, `own_acks` the ACKs that
-    steering has made of subflows.
+    `snapshots` has what is applied, `class_bytes` gives the bytes of each class by minor, `steered` what
+    steering has counted of subflows.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class Observer(threading.Thread):
         ports: Sequence[int],
         snapshots: Snapshots,
         class_bytes: Callable[[], Mapping[int, int]],
-        own_acks: Callable[[], Mapping[FourTuple, int]],
+        steered: Callable[[], Mapping[FourTuple, SteeredTotals]],
         accounts: Accounts,
     ) -> None:
         super().__init__(name="observer", daemon=True)
         self._class_bytes = class_bytes
-        self._own_acks = own_acks
+        self._steered = steered
         self._ports = frozenset(ports)
         self._sockets = SocketReader(ports)
         self._snapshots = snapshots
@@ -91,9 +92,9 @@ class Observer(threading.Thread):
                 classes = self._class_bytes()
         before = self.enforcement
         on_all_ports = any(d.subflow.ends.proxy.port not in self._ports for d in snapshot.all_decisions())
-        own_acks = self._own_acks()
+        steered = self._steered()
         sockets = self._sockets.read(on_all_ports=on_all_ports)
         after = before.after(Observation(time.monotonic(), sockets, classes), snapshot)
         eventlog.log_enforcement(before.not_enforced, after.not_enforced)
         self.enforcement = after
-        self._accounts.look(sockets, snapshot, own_acks)
+        self._accounts.look(sockets, snapshot, steered)

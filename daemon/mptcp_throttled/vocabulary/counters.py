@@ -49,8 +49,7 @@ class SteeringCounters:
     """What the steering programs have counted since they were loaded.
 
     How often MPTCP at the proxy was told that a subflow is a backup, that it is regular, and that again because it had
-    not heard it; the pulses; how often it could not be told; the packets of subflows that there was no room for; and
-    for how long data of connections waited for subflows that were held back, in ns.
+    not heard it; the pulses; how often it could not be told; and the packets of subflows that there was no room for.
     """
 
     as_backup: int = 0
@@ -59,4 +58,3 @@ class SteeringCounters:
     pulses: int = 0
     not_told: int = 0
     not_steered: int = 0
-    held_back_ns: int = 0

@@ -17,14 +17,37 @@ _IP_HEADER: Final = {4: 20, 6: 40}
 _TCP_WITH_TIME_STAMPS: Final = 32
 _DSS_WITH_DATA: Final = 28
 _DSS_WITHOUT_DATA: Final = 12
+_NS_PER_MS: Final = 10**6
+
+
+class SteeredTotals(NamedTuple):
+    """What the steering programs have counted for a subflow since they were loaded.
+
+    `own_acks` are the ACKs that they have made. For `held_back_ms` milliseconds, data of its connection waited for it
+    while it was held back.
+    """
+
+    own_acks: int = 0
+    held_back_ms: int = 0
+
+    @classmethod
+    def of(cls, own_acks: int, held_ns: int) -> Self:
+        """As the programs count, in nanoseconds."""
+        return cls(own_acks, held_ns // _NS_PER_MS)
+
+    def since(self, before: SteeredTotals) -> SteeredTotals:
+        """What was added since `before`: all, if the programs have been loaded again."""
+        if self.own_acks < before.own_acks or self.held_back_ms < before.held_back_ms:
+            return self
+        return SteeredTotals(self.own_acks - before.own_acks, self.held_back_ms - before.held_back_ms)
 
 
 class SocketTotals(NamedTuple):
     """What the kernel has counted for a socket (include/uapi/linux/tcp.h, struct tcp_info), as seen by the proxy.
 
     `sent` and `received` are bytes of payload; `sent` includes those `retransmitted`. `data_out` and `data_in` are the
-    segments of `segments_out` and `segments_in` that carry data. `own_acks` of `segments_in` did not come from the
-    client: steering has made them. They are counted from 0 again whenever its programs are loaded.
+    segments of `segments_out` and `segments_in` that carry data. The `own_acks` in `steered` are among `segments_in`,
+    and did not come from the client.
     """
 
     sent: int = 0
@@ -34,11 +57,10 @@ class SocketTotals(NamedTuple):
     segments_in: int = 0
     data_out: int = 0
     data_in: int = 0
-    own_acks: int = 0
+    steered: SteeredTotals = SteeredTotals()
 
     def since(self, before: SocketTotals) -> SocketTotals:
         """What was added since `before`."""
-        counted_again = before.own_acks > self.own_acks
         return SocketTotals(
             self.sent - before.sent,
             self.retransmitted - before.retransmitted,
@@ -47,7 +69,7 @@ class SocketTotals(NamedTuple):
             _segments_since(self.segments_in, before.segments_in),
             _segments_since(self.data_out, before.data_out),
             _segments_since(self.data_in, before.data_in),
-            self.own_acks - (0 if counted_again else before.own_acks),
+            self.steered.since(before.steered),
         )
 
 
@@ -66,7 +88,8 @@ class Traffic:
     """Sums over subflows: bytes of payload, and IP bytes.
 
     `ip_sent_throttled` is the part of `ip_sent` that was under a cap or limit. `closed` is the number of subflows that
-    have closed. `rtt_seconds` is the sum of `rtt_samples` smoothed RTTs.
+    have closed. `rtt_seconds` is the sum of `rtt_samples` smoothed RTTs. For `held_back_ms` milliseconds, summed over
+    connections, data waited for a capped subflow that was held back.
     """
 
     sent: int = 0
@@ -78,6 +101,7 @@ class Traffic:
     closed: int = 0
     rtt_seconds: float = 0.0
     rtt_samples: int = 0
+    held_back_ms: int = 0
 
     @classmethod
     def of(cls, added: SocketTotals, ip_version: int, *, throttled: bool, closed: bool, rtt: float | None) -> Self:
@@ -89,10 +113,11 @@ class Traffic:
             added.received,
             ip_sent,
             ip_sent if throttled else 0,
-            added.received + _headers(added.segments_in - added.own_acks, added.data_in, ip_version),
+            added.received + _headers(added.segments_in - added.steered.own_acks, added.data_in, ip_version),
             int(closed),
             rtt or 0.0,
             0 if rtt is None else 1,
+            added.steered.held_back_ms,
         )
 
     def plus(self, added: Traffic) -> Traffic:
@@ -107,6 +132,7 @@ class Traffic:
             self.closed + added.closed,
             self.rtt_seconds + added.rtt_seconds,
             self.rtt_samples + added.rtt_samples,
+            self.held_back_ms + added.held_back_ms,
         )
 
 

@@ -91,12 +91,6 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
         [((name,), snapshot.problem_of(name) is None) for name in FeatureName],
     )
     steering = snapshot.features.get(FeatureName.STEERING, FeatureState()).counters
-    yield _counter(
-        "held_back_seconds",
-        "Time, summed over connections, in which data waited although a capped subflow could have carried it.",
-        (),
-        [((), steering.get("held_back_ns", 0) / 1e9)],
-    )
     yield _counter("pulses", "How often a capped subflow was let send.", (), [((), steering.get("pulses", 0))])
     yield _value("unresolved_errors", "Errors that last, as `status` shows them.", len(snapshot.errors))
 
@@ -157,6 +151,13 @@ def _traffic_families(names: Sequence[str], accounts: Mapping[str, NetworkAccoun
     )
     received = [((name,), sums.ip_received) for name, sums in traffic.items()]
     yield _counter("received_bytes", "IP bytes received from clients.", ("network",), received)
+    held_back = [((name,), sums.held_back_ms / 1000) for name, sums in traffic.items()]
+    yield _counter(
+        "held_back_seconds",
+        "Time, summed over connections, in which data waited for a capped subflow that was held back.",
+        ("network",),
+        held_back,
+    )
     repeated = [((name,), sums.retransmitted) for name, sums in traffic.items()]
     yield _counter("retransmitted_bytes", "Payload bytes sent again to clients.", ("network",), repeated)
     rtt = HistogramMetricFamily(

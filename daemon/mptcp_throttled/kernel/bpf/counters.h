@@ -16,17 +16,12 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-static __always_inline void add(__u32 which, __u64 amount)
+static __always_inline void count(__u32 which)
 {
 	__u64 *value = bpf_map_lookup_elem(&counters, &which);
 
 	if (value)
-		__sync_fetch_and_add(value, amount);
-}
-
-static __always_inline void count(__u32 which)
-{
-	add(which, 1);
+		__sync_fetch_and_add(value, 1);
 }
 
 #endif

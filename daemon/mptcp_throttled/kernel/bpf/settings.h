@@ -54,13 +54,15 @@ struct network {
 };
 
 /* A subflow that has closed, with its totals. Bytes are payload; those sent include those
- * retransmitted. `own_acks` of `segments_in` were made by steering.bpf.c. */
+ * retransmitted. `own_acks` of `segments_in` were made by steering.bpf.c; for `held_ns`, data waited
+ * while it held the subflow back. */
 struct closed {
 	struct ends ends;
 	__u64 cookie;
 	__u64 bytes_sent;
 	__u64 bytes_retransmitted;
 	__u64 bytes_received;
+	__u64 held_ns;
 	__u32 segments_out;
 	__u32 segments_in;
 	__u32 data_segments_out;

@@ -393,15 +393,17 @@ static __always_inline bool helps(struct tcp_sock *tp, const struct steered *ste
 		(waiting->takes_ns >= two_round_trips_ns || now - steered->open_until > ROUND_TRIP_HOLDS_NS));
 }
 
-/* Looks for a capped subflow that may send, until one does; `next` is when to ask again. */
+/* Looks for a capped subflow that may send, until one does; `next` is when to ask again. `held` is the
+ * first of those that it has passed over although they help: the connection's time is counted for it
+ * alone. */
 struct pulse {
 	struct __sk_buff *skb;
 	struct walk walk;
 	struct waiting waiting;
 	__u64 now;
 	__u64 next;
+	struct steered *held;
 	__u32 preference;
-	bool is_held;
 };
 
 /* Lets the next member of the connection's list send, if it is capped, helps, and has its turn.
@@ -419,15 +421,16 @@ static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pu
 	if (!has_less_preferred_cap(&ends, pulse->preference))
 		return 0;
 	steered = bpf_map_lookup_elem(&steered_subflows, &ends);
-	if (!steered || !steered->is_capped || steered->client_wants_backup)
+	if (!steered || !steered->is_capped || steered->client_wants_backup || steered->is_uncounted)
 		return 0;
 	if (!helps(tp, steered, &pulse->waiting, pulse->now)) {
 		pulse->next = pulse->now + RETRY_PULSE_NS;
 		return 0;
 	}
-	pulse->is_held = true;
+	if (!pulse->held)
+		pulse->held = steered;
 	bucket = bucket_of(&ends);
-	if (!bucket || steered->is_uncounted)
+	if (!bucket)
 		return 0;
 	look_for_uncounted(steered, tp, bucket, pulse->now);
 	from = bucket->paid_at > bucket->open_until ? bucket->paid_at : bucket->open_until;
@@ -437,12 +440,23 @@ static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pu
 		count(PULSES);
 		tell(pulse->skb, steered, tp, IS_REGULAR, pulse->now);
 		pulse->next = pulse->now + PULSE_NS;
-		pulse->is_held = false;
+		pulse->held = NULL;
 		return 1;
 	}
 	if (from < pulse->next)
 		pulse->next = from;
 	return 0;
+}
+
+/* Counts once that data waits for a subflow, whichever subflows it could leave through meanwhile. */
+static __always_inline void count_held(struct steered *held, __u64 now, __u64 until)
+{
+	__u64 from = held->held_until > now ? held->held_until : now;
+
+	if (from >= until)
+		return;
+	held->held_until = until;
+	__sync_fetch_and_add(&held->held_ns, until - from);
 }
 
 /* Lets the first of the capped subflows that help and have their turn send. Returns when to ask
@@ -462,8 +476,8 @@ static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_soc
 	bpf_loop(MAX_SUBFLOWS, begin_pulse_of_member, &pulse, 0);
 	if (pulse.next < now + RETRY_PULSE_NS)
 		pulse.next = now + RETRY_PULSE_NS;
-	if (pulse.is_held)
-		add(HELD_BACK_NS, pulse.next - now);
+	if (pulse.held)
+		count_held(pulse.held, now, pulse.next);
 	return pulse.next;
 }
 

@@ -39,12 +39,15 @@ enum proxy_told { NOTHING_HOLDS, IS_BACKUP, IS_REGULAR };
  * what its socket had sent when its bucket was charged last, payload alone. `is_uncounted`: it sends
  * through an interface without our filter, so that it is paced instead. `acks` have been made. The
  * one that is on its way has `sequence`, the next byte of the client that the proxy has
- * acknowledged, and `acknowledgment`. It arrives at `interface`. */
+ * acknowledged, and `acknowledgment`. It arrives at `interface`. For `held_ns` so far, data of its
+ * connection has waited for it; that is counted until `held_until`. */
 struct steered {
 	__u64 told_at;
 	__u64 looked_at;
 	__u64 open_until;
 	__u64 counted;
+	__u64 held_until;
+	__u64 held_ns;
 	__u32 told;
 	__u32 is_capped;
 	__u32 client_wants_backup;
@@ -67,7 +70,6 @@ struct {
 } steered_subflows SEC(".maps");
 
 /* Indices of the map `counters`. */
-enum steering_counter { TOLD_AS_BACKUP, TOLD_AS_REGULAR, TOLD_AGAIN, PULSES, NOT_TOLD, NOT_STEERED,
-			HELD_BACK_NS };
+enum steering_counter { TOLD_AS_BACKUP, TOLD_AS_REGULAR, TOLD_AGAIN, PULSES, NOT_TOLD, NOT_STEERED };
 
 #endif

@@ -319,6 +319,7 @@ static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_s
 	closed->token = subflow->token;
 	steered = bpf_map_lookup_elem(&steered_subflows, ends);
 	closed->own_acks = steered ? steered->acks : 0;
+	closed->held_ns = steered ? steered->held_ns : 0;
 	bpf_ringbuf_submit(closed, 0);
 }
 

@@ -32,7 +32,7 @@ from mptcp_throttled.kernel.program_layout import (
 )
 from mptcp_throttled.vocabulary.class_ids import HANDLE, classid
 from mptcp_throttled.vocabulary.counters import ProgramCounters
-from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, SteeredTotals
 
 # include/uapi/asm-generic/socket.h (x86 and arm64)
 _SO_NETNS_COOKIE: Final = 71
@@ -160,7 +160,7 @@ def closed_subflow(record: bytes) -> ClosedSubflow:
         segments_in=closed.segments_in,
         data_out=closed.data_segments_out,
         data_in=closed.data_segments_in,
-        own_acks=closed.own_acks,
+        steered=SteeredTotals.of(closed.own_acks, closed.held_ns),
     )
     return ClosedSubflow(Token(closed.token), unpack_ends(closed.ends), closed.cookie, totals)
 

@@ -24,6 +24,7 @@ from mptcp_throttled.kernel.program_layout import (
     unpack_ends,
 )
 from mptcp_throttled.vocabulary.counters import SteeringCounters
+from mptcp_throttled.vocabulary.traffic import SteeredTotals
 
 _BITS_PER_KIB: Final = 8 * 1024
 _SLOTS: Final = 65536
@@ -111,11 +112,12 @@ class SteeringProgram:
         records = self._subflows.all_elements().values()
         return all(unpack(Steered, record).told == Told.NOTHING_HOLDS for record in records)
 
-    def acks(self) -> dict[FourTuple, int]:
-        """How many ACKs have been made, by subflow; for any thread."""
+    def totals(self) -> dict[FourTuple, SteeredTotals]:
+        """What has been counted, by subflow; for any thread."""
         with self._reading:
             records = {} if self._is_closed else self._subflows.all_elements()
-        return {unpack_ends(ends): unpack(Steered, record).acks for ends, record in records.items()}
+        known = {ends: unpack(Steered, record) for ends, record in records.items()}
+        return {unpack_ends(ends): SteeredTotals.of(steered.acks, steered.held_ns) for ends, steered in known.items()}
 
     def wants_backup(self, ends: FourTuple) -> bool | None:
         """Whether the client wants the subflow as a backup; None if the programs do not know it."""

@@ -27,6 +27,7 @@ from mptcp_throttled.kernel.steering.program import SteeringProgram
 from mptcp_throttled.vocabulary.counters import SteeringCounters
 from mptcp_throttled.vocabulary.decision import Throttle
 from mptcp_throttled.vocabulary.features import Absent, FeatureState, Situation
+from mptcp_throttled.vocabulary.traffic import SteeredTotals
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -121,13 +122,10 @@ class Steering:
         except KernelError:
             return None
 
-    def acks(self) -> Mapping[FourTuple, int]:
-        """How many ACKs the programs have made, by subflow: its socket counts them as the client's. For any thread.
-
-        It starts again when the programs are loaded again. Raises KernelError.
-        """
+    def totals(self) -> Mapping[FourTuple, SteeredTotals]:
+        """What the programs have counted since they were loaded, by subflow. For any thread. Raises KernelError."""
         program = self._program
-        return {} if program is None else program.acks()
+        return {} if program is None else program.totals()
 
     def release(self) -> tuple[str, ...]:
         """Free all subflows, and detach the filters; what could not be restored."""
@@ -232,7 +230,7 @@ class NoSteering(Absent):
         """Know nothing."""
         return None
 
-    def acks(self) -> Mapping[FourTuple, int]:
+    def totals(self) -> Mapping[FourTuple, SteeredTotals]:
         """None."""
         return {}
 
