@@ -16,6 +16,18 @@ from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
 WIFI_ACCOUNT = Account(Kind.NETWORK, "wifi")
 NOON = 1_800_000_000.0
 HOUR = 3600
+FIRST_SCHEMA = """
+CREATE TABLE traffic (
+    resolution INTEGER, start INTEGER, kind TEXT, name TEXT, sent NUMERIC, retransmitted NUMERIC, received NUMERIC,
+    ip_sent NUMERIC, ip_sent_throttled NUMERIC, ip_received NUMERIC, closed NUMERIC, rtt_seconds NUMERIC,
+    rtt_samples NUMERIC,
+    PRIMARY KEY (resolution, kind, name, start)
+) WITHOUT ROWID;
+CREATE INDEX by_age ON traffic (resolution, kind, start);
+CREATE TABLE counted (boot TEXT, sockets BLOB);
+PRAGMA user_version = 1;
+"""
+"""Without `held_back_ms`."""
 
 
 @pytest.fixture
@@ -105,6 +117,35 @@ def test_damaged_database_is_set_aside(path: Path, caplog: pytest.LogCaptureFixt
     assert sent(history) == {int(NOON): 100}
     assert path.with_suffix(".damaged").read_bytes().startswith(b"no database")
     assert "set aside" in caplog.text
+
+
+def test_database_of_an_earlier_version_keeps_its_history(path: Path) -> None:
+    with sqlite3.connect(path) as earlier:
+        earlier.executescript(FIRST_SCHEMA)
+        row = (1, int(NOON), "network", "wifi", 100, 20, 30, 150, 50, 60, 1, 0.5, 2)
+        earlier.execute("INSERT INTO traffic VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    history = History(path, "boot")
+    history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=1, held_back_ms=7))])
+    history.add(NOON + 1, [(WIFI_ACCOUNT, Traffic(held_back_ms=9))])
+    before = Traffic(100, 20, 30, 150, 50, 60, 1, 0.5, 2)
+    assert [period.traffic for period in history.read(WIFI_ACCOUNT, 1, 0)] == [before]
+    for _ in range(2):  # what has been changed once stays so
+        history.flush(NOON, 0, {})
+        after = [period.traffic for period in history.read(WIFI_ACCOUNT, 1, 0)]
+        assert after == [before.plus(Traffic(sent=1, held_back_ms=7)), Traffic(held_back_ms=9)]
+        history.close()
+        history = History(path, "boot")
+    assert not path.with_suffix(".damaged").exists()
+
+
+def test_database_of_a_later_version_is_read_and_written(path: Path) -> None:
+    History(path, "boot").close()
+    with sqlite3.connect(path) as later:
+        later.execute("ALTER TABLE traffic ADD COLUMN later NUMERIC DEFAULT 0")
+    history = History(path, "boot")
+    history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
+    history.flush(NOON, 0, {})
+    assert sent(history) == {int(NOON): 100}
 
 
 def test_traffic_waits_in_memory_until_it_can_be_written(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,8 +2,8 @@
 
 It is written at the first observation that comes `FLUSH_SECONDS` after the last writing: a killed daemon loses at most
 twice that. Beside it is what has been counted of each live socket: the next instance goes on from there. A damaged
-database is set aside, and the history begins again. While it cannot be written, sums are kept in memory as long as they
-fit.
+database is set aside, and the history begins again. A database of an earlier version is kept, and gets the columns that
+it lacks. While it cannot be written, sums are kept in memory as long as they fit.
 """
 
 from __future__ import annotations
@@ -38,22 +38,23 @@ _MAX_PENDING: Final = 100_000
 _CLOCK_STEP_SECONDS: Final = 60.0
 _PAGE_BYTES: Final = 4096
 _MAX_BYTES: Final = 256 * 2**20
-_VERSION: Final = 1
 # The cookie, and the totals without what is `steered`, which the next instance counts from 0 again.
 _COUNTED: Final = Struct("=QQQQIIII")
 _COLUMNS: Final = tuple(field.name for field in fields(Traffic))
+_OF_COLUMNS: Final = "NUMERIC DEFAULT 0"
 
 _SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS traffic (
-    resolution INTEGER, start INTEGER, kind TEXT, name TEXT, {", ".join(f"{column} NUMERIC" for column in _COLUMNS)},
+    resolution INTEGER, start INTEGER, kind TEXT, name TEXT,
+    {", ".join(f"{column} {_OF_COLUMNS}" for column in _COLUMNS)},
     PRIMARY KEY (resolution, kind, name, start)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_age ON traffic (resolution, kind, start);
 CREATE TABLE IF NOT EXISTS counted (boot TEXT, sockets BLOB);
-PRAGMA user_version = {_VERSION};
 """
 _ADD: Final = (
-    f"INSERT INTO traffic VALUES ({', '.join('?' * (4 + len(_COLUMNS)))}) ON CONFLICT DO UPDATE SET "  # noqa: S608
+    f"INSERT INTO traffic (resolution, start, kind, name, {', '.join(_COLUMNS)})"  # noqa: S608
+    f" VALUES ({', '.join('?' * (4 + len(_COLUMNS)))}) ON CONFLICT DO UPDATE SET "
     + ", ".join(f"{column} = {column} + excluded.{column}" for column in _COLUMNS)
 )
 
@@ -240,6 +241,10 @@ def _connect(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute(f"PRAGMA max_page_count = {_MAX_BYTES // _PAGE_BYTES}")
         database.executescript(_SCHEMA)
+        present = {name for _, name, *_ in database.execute("PRAGMA table_info(traffic)")}
+        for column in _COLUMNS:
+            if column not in present:
+                database.execute(f"ALTER TABLE traffic ADD COLUMN {column} {_OF_COLUMNS}")
     except sqlite3.Error:
         database.close()
         raise
