@@ -20,7 +20,7 @@ def carried(*subflows: FourTuple, sent: int) -> dict[FourTuple, SocketState]:
     return {ends: SocketState(0, None, SocketTotals(sent), cookie=n) for n, ends in enumerate(subflows, start=1)}
 
 
-def test_network_and_client_have_what_was_throttled_and_held_back_also_of_closed_subflows(tmp_path: Path) -> None:
+def test_accounts_have_what_was_throttled_and_held_back(tmp_path: Path) -> None:
     snapshot, clock = snapshot_of(tmp_path, client(1), client(2)), ManualClock()
     assert capped(1) in snapshot.throttled
     history = History(tmp_path / "history.sqlite", "boot")

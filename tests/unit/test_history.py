@@ -10,7 +10,15 @@ from examples import ETHERNET, WIFI
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttled.accounting import history as module
-from mptcp_throttled.accounting.history import KEPT, Account, History, Kind, requested_account, resolution_for
+from mptcp_throttled.accounting.history import (
+    KEPT,
+    Account,
+    ClientSums,
+    History,
+    Kind,
+    requested_account,
+    resolution_for,
+)
 from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
 
 WIFI_ACCOUNT = Account(Kind.NETWORK, "wifi")
@@ -75,6 +83,22 @@ def test_counted_sockets_of_another_boot_are_unknown(path: Path) -> None:
     assert history.counted() is None
     history.flush(NOON, 0, {7: SocketTotals(1)})
     assert History(path, "another").counted() is None
+
+
+def test_busiest_clients_are_those_that_were_sent_most(path: Path) -> None:
+    history = History(path, "boot")
+    for minute in range(2):
+        clients = [
+            (
+                Account(Kind.CLIENT, f"10.1.0.{number}"),
+                Traffic(ip_sent=number, ip_sent_throttled=1, held_back_ms=number),
+            )
+            for number in range(3)
+        ]
+        history.add(NOON + 60 * minute, [(WIFI_ACCOUNT, Traffic(ip_sent=100)), *clients])
+    history.flush(NOON + 60, 60, {})
+    assert history.top_clients(NOON, 2) == [ClientSums("10.1.0.2", 4, 2, 4), ClientSums("10.1.0.1", 2, 2, 2)]
+    assert history.top_clients(NOON + 30, 1) == [ClientSums("10.1.0.2", 2, 1, 2)]
 
 
 def test_old_periods_are_removed_at_their_own_age(path: Path) -> None:

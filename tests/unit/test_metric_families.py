@@ -15,6 +15,7 @@ from worlds import configuration
 from mptcp_throttle.model import Connection
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import NetworkAccounts
+from mptcp_throttled.accounting.history import ClientSums
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition
 from mptcp_throttled.answers.view import View
@@ -52,7 +53,7 @@ class Metrics:
         *connections: Connection,
         paused: bool = False,
         sniffer: Callable[[], Json] = lambda: SNIFFER,
-        clients: list[tuple[str, int]] | None = None,
+        clients: list[ClientSums] | None = None,
     ) -> None:
         snapshot = snapshot_of(directory, *connections, paused=paused)
         self.families = MetricFamilies(
@@ -132,8 +133,10 @@ def test_series_do_not_depend_on_clients_and_identify_none(tmp_path: Path) -> No
 
 def test_busiest_clients_are_there_for_who_asks(tmp_path: Path) -> None:
     assert Metrics(tmp_path).values("client_sent_bytes") == {}
-    metrics = Metrics(tmp_path, clients=[("10.1.0.1", 5), ("fd00:1::/64", 3)])
+    metrics = Metrics(tmp_path, clients=[ClientSums("10.1.0.1", 5, 2, 1500), ClientSums("fd00:1::/64", 3, 0, 0)])
     assert metrics.values("client_sent_bytes") == {("10.1.0.1",): 5, ("fd00:1::/64",): 3}
+    assert metrics.values("client_sent_throttled_bytes") == {("10.1.0.1",): 2, ("fd00:1::/64",): 0}
+    assert metrics.values("client_held_back_seconds") == {("10.1.0.1",): 1.5, ("fd00:1::/64",): 0}
 
 
 def test_documented_metrics_are_those_that_exist(tmp_path: Path) -> None:
@@ -142,7 +145,9 @@ def test_documented_metrics_are_those_that_exist(tmp_path: Path) -> None:
         (name, kind, tuple(sorted(re.findall(r"`(\w+)`", labels))), text) for name, kind, labels, text in rows
     }
     existing: set[tuple[str, str, tuple[str, ...], str]] = set()
-    for family in Exposition(Metrics(tmp_path, client(1), clients=[("10.1.0.1", 5)]).families).collect():
+    for family in Exposition(
+        Metrics(tmp_path, client(1), clients=[ClientSums("10.1.0.1", 5, 2, 1500)]).families
+    ).collect():
         if not family.name.startswith("process_"):
             name = family.name.removeprefix(f"{NAMESPACE}_") + ("_total" if family.type == "counter" else "")
             labels = {label for sample in family.samples for label in sample.labels} - {"le"}

@@ -8,6 +8,7 @@ it lacks. While it cannot be written, sums are kept in memory as long as they fi
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sqlite3
 import threading
@@ -71,6 +72,15 @@ class Account(NamedTuple):
 
     kind: Kind
     name: str
+
+
+class ClientSums(NamedTuple):
+    """Parts of the traffic of a client, whose address or prefix is its `name`."""
+
+    name: str
+    ip_sent: int
+    ip_sent_throttled: int
+    held_back_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +168,14 @@ class History:
         )
         return [Period(start, Traffic(*values)) for start, *values in rows]
 
-    def top_clients(self, since: float, number: int) -> list[tuple[str, int]]:
+    def top_clients(self, since: float, number: int) -> list[ClientSums]:
         """The clients to which most IP bytes were sent since then (seconds since the epoch), by minute; most first."""
-        return self._select(
-            "SELECT name, SUM(ip_sent) AS total FROM traffic WHERE resolution = 60 AND kind = ? AND start >= ?"
-            " GROUP BY name ORDER BY total DESC, name LIMIT ?",
+        rows = self._select(
+            "SELECT name, SUM(ip_sent) AS total, SUM(ip_sent_throttled), SUM(held_back_ms) FROM traffic"
+            " WHERE resolution = 60 AND kind = ? AND start >= ? GROUP BY name ORDER BY total DESC, name LIMIT ?",
             (Kind.CLIENT, since, number),
         )
+        return list(itertools.starmap(ClientSums, rows))
 
     def counted(self) -> dict[int, SocketTotals] | None:
         """What an earlier instance has counted of live sockets, by cookie; None if there is none since the boot."""

@@ -16,7 +16,7 @@ from mptcp_throttle.rpc import RpcClient, RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.boot import boot_identifier
-from mptcp_throttled.accounting.history import History
+from mptcp_throttled.accounting.history import ClientSums, History
 from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition, MetricsServer
@@ -159,7 +159,7 @@ class Daemon:
         if config.metrics.listen is not None:
             self._metrics.serve_address(config.metrics.listen, without_addresses)
 
-    def _top_clients(self) -> list[tuple[str, int]]:
+    def _top_clients(self) -> list[ClientSums]:
         return self._history.top_clients(time.time() - _TOP_CLIENTS_SECONDS, _TOP_CLIENTS)
 
     def _can_hand_over(self) -> bool:

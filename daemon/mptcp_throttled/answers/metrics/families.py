@@ -1,7 +1,7 @@
 """The metrics that a snapshot and the latest observation show.
 
 Their number depends on the access networks alone, never on clients, and no label has a token, a port or an address;
-except `client_sent_bytes`, which `metrics.clients` turns on.
+except those of clients, which `metrics.clients` turns on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mptcp_throttle.command_line import version
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
+from mptcp_throttled.accounting.history import ClientSums
 from mptcp_throttled.answers.subflow_counts import STATES, UPLINK_STATES, CountedSubflows, SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.running_config import RunningConfig
@@ -32,7 +33,7 @@ _NO_NETWORK: Final = "none"
 class MetricFamilies(Collector):
     """A collector of prometheus_client: `collect` may be called in any thread, by one at a time.
 
-    `sniffer_status` is the sniffer's `status`, and raises RpcError; `top_clients` gives IP bytes by client.
+    `sniffer_status` is the sniffer's `status`, and raises RpcError; `top_clients` gives the sums of clients.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class MetricFamilies(Collector):
         config: RunningConfig,
         view: Callable[[], View],
         sniffer_status: Callable[[], Json],
-        top_clients: Callable[[], Iterable[tuple[str, int]]] | None = None,
+        top_clients: Callable[[], Iterable[ClientSums]] | None = None,
     ) -> None:
         self._config = config
         self._view = view
@@ -59,12 +60,7 @@ class MetricFamilies(Collector):
         with suppress(RpcError):  # `ready` says whether it answers
             yield from _sniffer_families(self._sniffer_status())
         if self._top_clients is not None:
-            yield _gauge(
-                "client_sent_bytes",
-                "IP bytes sent in the last 10 minutes to each of the 20 busiest clients; only with metrics.clients.",
-                ("client",),
-                [((client,), sent) for client, sent in self._top_clients()],
-            )
+            yield from _client_families(list(self._top_clients()))
 
 
 def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Metric]:
@@ -174,6 +170,27 @@ def _traffic_families(names: Sequence[str], accounts: Mapping[str, NetworkAccoun
             buckets.append((bound, below))
         rtt.add_metric((name,), buckets, sums.rtt_seconds)
     yield rtt
+
+
+def _client_families(clients: Sequence[ClientSums]) -> Iterator[Metric]:
+    yield _gauge(
+        "client_sent_bytes",
+        "IP bytes sent in the last 10 minutes to each of the 20 busiest clients; only with metrics.clients.",
+        ("client",),
+        [((client.name,), client.ip_sent) for client in clients],
+    )
+    yield _gauge(
+        "client_sent_throttled_bytes",
+        "The part of client_sent_bytes that was capped or limited.",
+        ("client",),
+        [((client.name,), client.ip_sent_throttled) for client in clients],
+    )
+    yield _gauge(
+        "client_held_back_seconds",
+        "Time, summed over connections, in which data for these clients was held back in the last 10 minutes.",
+        ("client",),
+        [((client.name,), client.held_back_ms / 1000) for client in clients],
+    )
 
 
 def _sniffer_families(status: Json) -> Iterator[Metric]:
