@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from ipaddress import ip_address
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import proxy_world
 import pytest
@@ -44,6 +44,9 @@ LEAST: Final = 0.5
 TOPOLOGY: Final = Topology(clients=(ClientSpec(), ClientSpec("second")))
 BEFORE_WIFI: Final = 30_000
 """More bytes than leave over Ethernet before Wi-Fi has joined."""
+
+LOOK_MS: Final = 100
+"""The time held back is known for the next moments, too, and is read a moment after the sockets."""
 
 FOREIGN_PRIORITY: Final = 5
 FOREIGN: Final = f"prio {FOREIGN_PRIORITY} protocol ip u32 match u32 0 0 flowid 1:1"
@@ -245,6 +248,65 @@ def test_both_directions_of_a_subflow_keep_their_caps(hosts: Hosts) -> None:
         assert 0.7 * CAP < downlink["eth0"] < 1.3 * CAP
         assert 0.7 * CAP < uplink["eth0"] < 1.3 * CAP
         assert min(downlink["wlan0"], uplink["wlan0"]) > 10 * CAP
+
+
+# What it saves and costs
+
+
+class Costs(NamedTuple):
+    """Of the access networks, at the time of an observation: what they have carried while throttled, and held back."""
+
+    at: float
+    throttled_bytes: dict[str, int]
+    held_back_ms: dict[str, int]
+
+    @classmethod
+    def at_present(cls, world: ProxyWorld) -> Costs:
+        top = world.services.ask("top", 0, "name", "")
+        totals = {network["name"]: network["totals"] for network in top["networks"]}
+        throttled, held_back = (
+            {name: counts[key] for name, counts in totals.items()} for key in ("ip_sent_throttled", "held_back_ms")
+        )
+        return cls(top["observed_at"], throttled, held_back)
+
+
+def test_costs_of_a_long_download_are_the_cap_and_the_time_held_back(held: ProxyWorld) -> None:
+    client = held.lab.client
+    wait_carried(client)
+    before = Costs.at_present(held)
+    eventually(lambda: Costs.at_present(held).at > before.at + 10, "observed for 10 s")
+    after = Costs.at_present(held)
+    seconds = after.at - before.at
+    rate = 8 * (after.throttled_bytes["ethernet"] - before.throttled_bytes["ethernet"]) / seconds
+    assert LEAST * CAP < rate < 1.1 * CAP
+    assert 0 < after.held_back_ms["ethernet"] - before.held_back_ms["ethernet"] <= 1000 * seconds + LOOK_MS
+    assert after.throttled_bytes["wifi"] == after.held_back_ms["wifi"] == 0
+
+    held.abort()
+    address = str(client.address(ETHERNET, 4))
+
+    def of_client() -> tuple[int, int]:
+        periods = held.services.ask("history", address, 3600)["periods"]
+        return sum(period["ip_sent_throttled"] for period in periods), sum(period["held_back_ms"] for period in periods)
+
+    def is_all_of_the_network() -> bool:
+        costs = Costs.at_present(held)
+        return of_client() == (costs.throttled_bytes["ethernet"], costs.held_back_ms["ethernet"])
+
+    eventually(is_all_of_the_network, "the client has all of it, also at the end", within=15)
+    assert of_client() >= (after.throttled_bytes["ethernet"], after.held_back_ms["ethernet"])
+
+
+def test_short_download_waits_for_no_subflow_that_is_held_back(world: ProxyWorld) -> None:
+    for _ in range(3):
+        assert world.download(MEGABYTE // 2).wait().intact
+
+    def closed() -> list[int]:
+        return [network["totals"]["closed"] for network in world.services.status()["networks"]]
+
+    eventually(lambda: closed() == [3, 3], "all subflows counted", seen=closed, within=30)
+    assert steering_counters(world)["as_backup"] > 0
+    assert Costs.at_present(world).held_back_ms == {"wifi": 0, "ethernet": 0}
 
 
 # What the client itself asks for
