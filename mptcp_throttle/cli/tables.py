@@ -21,6 +21,7 @@ from mptcp_throttle.rpc import Json
 _REFUSED: Final = ("unknown_token", "wrong_hmac", "wrong_key", "wrong_direction", "malformed")
 _UPLINK: Final = "uplink"
 _RATES: Final = tuple((direction, kind) for direction in ("downlink", _UPLINK) for kind in ("cap", "limit"))
+_SUMS: Final = ("ip_sent", "ip_sent_throttled", "ip_received", "held_back_ms")
 _LEVELS: Final = {"ok": "green", "note": "yellow", "unknown": "yellow", "problem": "red"}
 
 
@@ -124,7 +125,7 @@ def _show_networks(console: Console, networks: Json) -> None:
     has_uplinks = any(rate["rate"] or rate["configured"] for rate in uplinks)
     rates = [(direction, kind) for direction, kind in _RATES if has_uplinks or direction != _UPLINK]
     names = (f"{direction} {kind}" if direction == _UPLINK else kind for direction, kind in rates)
-    flows = ("subflows", "throttled", "sends", "receives")
+    flows = ("subflows", "throttled", "sends", "receives", "sent throttled", "held back")
     table = Table("network", "preference", *names, "per", *flows, "subnets", box=None)
     for network in networks:
         table.add_row(
@@ -136,6 +137,8 @@ def _show_networks(console: Console, networks: Json) -> None:
             str(network["throttled_subflows"]),
             _mbps(network["sent_bps"]),
             _mbps(network["received_bps"]),
+            _size(network["totals"]["ip_sent_throttled"]),
+            _seconds(network["totals"]["held_back_ms"]),
             _subnets(network["subnets"], network["subnet_count"]),
         )
     console.print(table)
@@ -208,10 +211,10 @@ def show_connections(data: Json) -> None:
 def show_history(data: Json) -> None:
     """The answer to `history`."""
     rates = ("rate sent", "rate received")
-    table = Table("begin", "sent", "received", *rates, "throttled", "retransmitted", "RTT", box=None)
+    table = Table("begin", "sent", "received", *rates, "throttled", "held back", "retransmitted", "RTT", box=None)
     resolution, sums = data["resolution"], Counter[str]()
     for period in data["periods"]:
-        sums.update(sent=period["ip_sent"], received=period["ip_received"])
+        sums.update({key: period[key] for key in _SUMS})
         table.add_row(
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(period["start"])),
             _size(period["ip_sent"]),
@@ -219,6 +222,7 @@ def show_history(data: Json) -> None:
             _mbps(8 * period["ip_sent"] / resolution),
             _mbps(8 * period["ip_received"] / resolution),
             _percent(period["ip_sent_throttled"], period["ip_sent"]),
+            _seconds(period["held_back_ms"]),
             _percent(period["retransmitted"], period["sent"]),
             f"{1000 * period['rtt_seconds'] / period['rtt_samples']:.1f} ms" if period["rtt_samples"] else "-",
         )
@@ -227,7 +231,9 @@ def show_history(data: Json) -> None:
         console.print(f"no history of {data['kind']} {data['name']} in that time", markup=False)
         return
     console.print(table)
-    console.print(f"total IP bytes: {_size(sums['sent'])} sent, {_size(sums['received'])} received")
+    sent = f"{_size(sums['ip_sent'])} sent ({_size(sums['ip_sent_throttled'])} throttled)"
+    console.print(f"total IP bytes: {sent}, {_size(sums['ip_received'])} received")
+    console.print(f"total time held back: {_seconds(sums['held_back_ms'])}")
 
 
 def write_history_csv(data: Json) -> None:
@@ -246,6 +252,10 @@ def _size(count: int) -> str:
             break
         size, unit = size / 1000, larger
     return f"{count} B" if unit == "B" else f"{size:.2f} {unit}"
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:.1f} s"
 
 
 def _percent(part: int, whole: int) -> str:

@@ -46,6 +46,7 @@ TOP: Final[dict[str, Any]] = {
             "name": "lte",
             "sent_bps": 940_000,
             "received_bps": 0,
+            "totals": {"ip_sent_throttled": 1_250_000, "held_back_ms": 3210},
             "rates": {
                 "downlink": {"cap": rate("1mbit", 1_000_000), "limit": rate(None, None)},
                 "uplink": {"cap": rate("500kbit", 500_000), "limit": rate(None, None)},
@@ -74,7 +75,10 @@ STATUS: Final[dict[str, Any]] = {
 HISTORY: Final[dict[str, Any]] = {
     "kind": "network",
     "resolution": 1,
-    "periods": [{"start": 10, "ip_sent": 125_000, "ip_received": 0}, {"start": 11, "ip_sent": 0, "ip_received": 1}],
+    "periods": [
+        {"start": 10, "ip_sent": 125_000, "ip_received": 0, "ip_sent_throttled": 100_000, "held_back_ms": 400},
+        {"start": 11, "ip_sent": 0, "ip_received": 1, "ip_sent_throttled": 0, "held_back_ms": 20},
+    ],
 }
 
 

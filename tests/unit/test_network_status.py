@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from ipaddress import ip_network
+from types import MappingProxyType
 
 import pytest
 from examples import ETHERNET
@@ -11,19 +13,21 @@ from policy_oracle import as_configured
 
 from mptcp_throttle.cli import tables
 from mptcp_throttle.rpc import Json
+from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.answers.status import network_statuses
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.traffic import Traffic
 
 
-def status_with(subnets: int) -> Json:
+def status_with(subnets: int, accounts: Mapping[str, NetworkAccounts] = MappingProxyType({})) -> Json:
     many = tuple(ip_network(f"10.{number >> 8}.{number & 255}.0/24") for number in range(subnets))
     networks = (replace(ETHERNET, subnets=many),)
     snapshot = Snapshot(networks=networks, terms=as_configured(networks))
-    (answer,) = network_statuses(View(snapshot, Enforcement(), {}, Now(1000.0, 1.7e9)), SubflowCounts())
+    (answer,) = network_statuses(View(snapshot, Enforcement(), accounts, Now(1000.0, 1.7e9)), SubflowCounts())
     return answer
 
 
@@ -39,3 +43,13 @@ def test_status_names_the_first_of_thousands_of_subnets(capsys: pytest.CaptureFi
     assert (len(answer["subnets"]), answer["subnet_count"]) == (20, 3000)
     tables.show_network(answer)
     assert "  10.0.0.0/24, and 2999 more \n" in capsys.readouterr().out
+
+
+def test_status_says_what_a_network_was_sent_throttled_and_held_back(capsys: pytest.CaptureFixture[str]) -> None:
+    traffic = Traffic(ip_sent=2_000_000, ip_sent_throttled=1_250_000, held_back_ms=3210)
+    answer = status_with(1, {"ethernet": NetworkAccounts(traffic)})
+    assert (answer["totals"]["ip_sent_throttled"], answer["totals"]["held_back_ms"]) == (1_250_000, 3210)
+    tables.show_network(answer)
+    head, row = capsys.readouterr().out.splitlines()
+    for column, value in (("sent throttled", "1.25 MB"), ("held back", "3.2 s")):
+        assert row[head.index(column) :].startswith(value)

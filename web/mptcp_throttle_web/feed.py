@@ -156,7 +156,7 @@ class Feed:
 
     async def history(self, name: str, seconds: int, *, is_stranger: bool) -> Json:
         """What a network or a client has carried, as columns: `start` of each period, in seconds since the epoch, and
-        IP bytes as bits per second. Raises RpcError and Busy.
+        IP bytes as bits per second; and the sums of what was sent throttled and held back. Raises RpcError and Busy.
 
         All requests within two seconds share one answer.
         """
@@ -185,6 +185,7 @@ class Feed:
             "start": [period["start"] for period in periods],
             "sent": rates("ip_sent"),
             "received": rates("ip_received"),
+            **{column: sum(period[column] for period in periods) for column in ("ip_sent_throttled", "held_back_ms")},
         }
 
     async def call(self, method: str, *parameters: Json) -> Json:

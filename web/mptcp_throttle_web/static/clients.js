@@ -78,7 +78,8 @@ function updateRow(made, item) {
 function chartRow(item) {
   const parent = element("div", { className: "chart" });
   const problem = element("p", { className: "problem" });
-  const made = element("tr", { className: "subflow" }, element("td", { colSpan: HEAD.length }, element("p", { className: "dim" }), problem, parent));
+  const costs = element("p");
+  const made = element("tr", { className: "subflow" }, element("td", { colSpan: HEAD.length }, element("p", { className: "dim" }), problem, costs, parent));
   const chart = new Chart(parent, () => `What was sent to ${item.chart} in the last 10 minutes; its present rate as a dashed line.`);
   const draw = async () => {
     if (!made.isConnected) return;
@@ -86,6 +87,7 @@ function chartRow(item) {
       const history = await get("/api/history", { name: item.chart, seconds: HISTORY_SECONDS });
       const now = Date.now() / 1000;
       chart.draw([{ name: item.chart, ...history, values: history.sent, cap: made.cap, colour: 0 }], now - HISTORY_SECONDS, now);
+      setText(costs, `last 10 minutes: ${format.size(history.ip_sent_throttled)} sent throttled, held back for ${format.seconds(history.held_back_ms)}`);
       setText(problem, "");
     } catch (error) {
       setText(problem, error.message);

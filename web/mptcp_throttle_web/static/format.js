@@ -11,6 +11,16 @@ export function milliseconds(value) {
   return value === null || value === undefined ? "–" : `${value.toFixed(value < 10 ? 1 : 0)} ms`;
 }
 
+export function size(bytes) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  const power = Math.min(Math.floor(Math.log10(Math.max(bytes, 1)) / 3), units.length - 1);
+  return `${(bytes / 1000 ** power).toFixed(power ? 2 : 0)} ${units[power]}`;
+}
+
+export function seconds(milliseconds) {
+  return `${(milliseconds / 1000).toFixed(1)} s`;
+}
+
 export function percent(part, whole) {
   return whole ? `${Math.round((100 * part) / whole)} %` : "–";
 }

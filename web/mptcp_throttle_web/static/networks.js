@@ -37,7 +37,8 @@ export class Networks {
       (network) => this.makeRow(network),
       (made, network) => fill(made, [
         null, format.rate(network.sent_bps), format.rate(network.received_bps), rate(network, "downlink", "cap") || "–",
-        rate(network, "downlink", "limit") || "–", uplink(network) || "–", String(network.subflows), String(network.throttled_subflows), null,
+        rate(network, "downlink", "limit") || "–", uplink(network) || "–", String(network.subflows), String(network.throttled_subflows),
+        format.size(network.totals.ip_sent_throttled), format.seconds(network.totals.held_back_ms), null,
       ]),
     );
   }
@@ -49,13 +50,13 @@ export class Networks {
   }
 
   makeRow(network) {
-    const made = row(["", "number", "number", "", "", "", "number", "number", "change"]);
+    const made = row(["", "number", "number", "", "", "", "number", "number", "number", "number", "change"]);
     made.cells[0].replaceWith(element("th", { scope: "row", textContent: network.name }));
     const set = element("button", { type: "button", textContent: "set rate", onclick: () => this.actions.askRate(network.name) });
     const reset = element("button", { type: "button", textContent: "reset", onclick: () => this.actions.change("reset_rate", { network: network.name }) });
     set.setAttribute("aria-label", `set rate of ${network.name}`);
     reset.setAttribute("aria-label", `reset rates of ${network.name}`);
-    made.cells[8].append(set, " ", reset);
+    made.cells[10].append(set, " ", reset);
     return made;
   }
 
