@@ -284,6 +284,19 @@ def test_error_of_a_chart_stays_until_the_chart_is_drawn(daemon: CannedDaemon, p
     assert not page.shows("no history is kept", "#client-tables")
 
 
+def test_networks_and_clients_have_what_was_throttled_and_held_back(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    def row() -> tuple[str, str]:
+        network = page.network("lte")
+        return network["sent throttled"], network["held back"]
+
+    eventually(lambda: row() == ("1.25 MB", "3.2 s"), "the network's", seen=row)
+    daemon.top["networks"][0]["totals"] = {"ip_sent_throttled": 0, "held_back_ms": 0}
+    eventually(lambda: row() == ("0 B", "0.0 s"), "nothing yet", seen=row)
+    page.tab.get_by_role("button", name="10.1.0.2").click()
+    line = "last 10 minutes: 100.00 kB sent throttled, held back for 0.4 s"
+    eventually(lambda: page.shows(line, "#client-tables"), "the client's")
+
+
 def test_chart_has_its_colour_although_answers_overtake_the_history(daemon: CannedDaemon, page: PageInBrowser) -> None:
     waiting: list[Route] = []
     hour = re.compile(r"/api/history\?.*seconds=3600")

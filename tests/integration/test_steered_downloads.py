@@ -250,7 +250,7 @@ def test_both_directions_of_a_subflow_keep_their_caps(hosts: Hosts) -> None:
         assert min(downlink["wlan0"], uplink["wlan0"]) > 10 * CAP
 
 
-# What it saves and costs
+# What it costs
 
 
 class Costs(NamedTuple):
