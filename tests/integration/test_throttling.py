@@ -54,7 +54,7 @@ def test_cap_is_lifted_within_a_second_of_wifi_loss(own_world: ProxyWorld) -> No
     endless = own_world.download()
     own_world.wait_capped()
     own_world.wait_restrained()
-    document = own_world.download(4 * MEGABYTE)
+    document = own_world.download(10 * MEGABYTE)
     own_world.wait_capped(2)
     client.leave(WIFI)
     eventually(lambda: not own_world.capped(), "caps lifted", within=1)

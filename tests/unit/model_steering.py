@@ -11,10 +11,11 @@ from mptcp_throttled.vocabulary.decision import Throttle
 
 @dataclass
 class ModelSteering:
-    """`caps` has what is assigned now, `priorities` what the kernel programs know."""
+    """`caps` has what is assigned now, `priorities` and `held` (since when) what the kernel programs know."""
 
     caps: dict[FourTuple, Throttle] = field(default_factory=dict)
     priorities: dict[FourTuple, bool] = field(default_factory=dict)
+    held: dict[FourTuple, float] = field(default_factory=dict)
 
     def assign(self, throttles: Mapping[FourTuple, Throttle | None]) -> None:
         for ends, throttle in throttles.items():
@@ -25,3 +26,6 @@ class ModelSteering:
 
     def priority_of(self, ends: FourTuple) -> bool | None:
         return self.priorities.get(ends)
+
+    def held_since(self, ends: FourTuple) -> float | None:
+        return self.held.get(ends)

@@ -497,6 +497,17 @@ def test_latency_is_that_of_a_join_and_of_nothing_else(world: World) -> None:
     assert latency() is None
 
 
+def test_latency_ends_when_steering_holds_the_subflow_back(world: World) -> None:
+    world.step(connection(9, subflow("10.2.0.9")))
+    at = world.clock.now
+    opened = subflow("10.1.0.1", at=at), subflow("10.2.0.1", at=at + 0.5), subflow("10.2.0.2", at=at + 0.9)
+    world.steering.held[opened[0].ends] = at + 0.625
+    world.step(connection(1, *opened), after=2)
+    (one,) = world.loop.snapshot.throttled.values()
+    assert one.latency is not None
+    assert round(one.latency, 3) == 0.125, "the SYN before it is the reason, not the latest"
+
+
 def test_latency_of_connections_older_than_the_daemon_is_not_known(tmp_path: Path) -> None:
     world = World(tmp_path, clock=ManualClock(now=300.0))
     world.step(connection(1, subflow("10.1.0.1", at=10.0), subflow("10.2.0.1", at=20.0)))

@@ -178,7 +178,15 @@ class Loop:
         self._steering.assign(caps_of(self._changed_caps(previous, terms), terms))
         concerned, adopted = self._concerned(delta, applied), self._adopted
         throttled, transitions = update_throttled(
-            before.throttled, concerned, applied.plan, decisions, terms, adopted, self._began, self._clock.monotonic()
+            before.throttled,
+            concerned,
+            applied.plan,
+            decisions,
+            terms,
+            adopted,
+            self._steering.held_since,
+            self._began,
+            self._clock.monotonic(),
         )
         self._adopted = {}
         self.snapshot = after = Snapshot(

@@ -19,3 +19,6 @@ class SteeringKernel(Protocol):
 
     def priority_of(self, ends: FourTuple, /) -> bool | None:
         """Whether the client wants the subflow as a backup; None if the programs do not know."""
+
+    def held_since(self, ends: FourTuple, /) -> float | None:
+        """When the programs began to hold the subflow back, in monotonic seconds; None if they do not."""

@@ -152,6 +152,7 @@ class Steered(NamedTuple):
 
     told_at: U64
     looked_at: U64
+    capped_at: U64
     open_until: U64
     counted: U64
     held_until: U64

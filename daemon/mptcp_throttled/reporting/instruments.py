@@ -23,7 +23,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _JOIN_TO_CAP: Final = Histogram(
     "join_to_cap_seconds",
-    "Time from the SYN that made a subflow capped until it was in its class.",
+    "Time from the SYN that made a subflow capped until it was held back, or in its class.",
     namespace=NAMESPACE,
     registry=REGISTRY,
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final, Protocol
@@ -28,9 +29,10 @@ MAX_ERRORS: Final = 20
 class Throttled:
     """A subflow that is throttled in the kernel as `throttle` says, by the class `minor`.
 
-    `latency` is the seconds from the kernel's time stamp of the SYN that made it so (the latest of its connection) to
-    the moment at which it was assigned to its class; None if no SYN did, but a start, a reload, the operator, or a
-    sniffer that answers again. `adopted`: its assignment is that of an earlier instance.
+    `latency` is the seconds from the kernel's time stamp of the SYN that made it so (the latest of its connection
+    before) to the moment at which steering held it back, or at which it was assigned to its class; None if no SYN did,
+    but a start, a reload, the operator, or a sniffer that answers again. `adopted`: its assignment is that of an
+    earlier instance.
     """
 
     decision: Decision
@@ -152,13 +154,15 @@ def update_throttled(
     decisions: Mapping[Token, Iterable[Decision]],
     terms: PresentTerms,
     adopted: Mapping[FourTuple, int],
+    held_since: Callable[[FourTuple], float | None],
     began: float,
     now: float,
 ) -> tuple[Map[FourTuple, Throttled], list[Transition]]:
     """The throttled subflows, brought up to date for the subflows `concerned`, and what has changed for the operator.
 
-    `adopted` are the assignments that were in the kernel before us. `now` is in monotonic seconds, and so is `began`:
-    since when networks, rates and pause are what they are, and the sniffer answers.
+    `adopted` are the assignments that were in the kernel before us. `held_since` says since when steering holds a
+    subflow back. `now` is in monotonic seconds, and so is `began`: since when networks, rates and pause are what they
+    are, and the sniffer answers.
     """
     transitions: list[Transition] = []
     changed = throttled.mutate()
@@ -175,8 +179,11 @@ def update_throttled(
             continue
         if before is None:
             is_adopted = adopted.get(ends) == minor
-            since = now if is_adopted else max(d.subflow.opened_at for d in decisions[decision.token])
-            latency = None if is_adopted or since < began else now - since
+            held = held_since(ends)
+            at = now if held is None else held
+            opened = (d.subflow.opened_at for d in decisions[decision.token])
+            reason = max((opened_at for opened_at in opened if opened_at <= at), default=-math.inf)
+            latency = None if is_adopted or reason < began else at - reason
             after = Throttled(decision, throttle, minor, latency, is_adopted)
         else:
             is_adopted = False

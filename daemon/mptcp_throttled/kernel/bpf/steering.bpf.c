@@ -269,10 +269,12 @@ static __always_inline void settle(struct __sk_buff *skb, struct steered *steere
 }
 
 /* What was sent before a cap costs nothing. */
-static __always_inline void set_capped(struct steered *steered, struct tcp_sock *tp, bool is_capped)
+static __always_inline void set_capped(struct steered *steered, struct tcp_sock *tp, bool is_capped, __u64 now)
 {
-	if (is_capped && !steered->is_capped)
+	if (is_capped && !steered->is_capped) {
 		steered->counted = BPF_CORE_READ(tp, bytes_sent);
+		steered->capped_at = now;
+	}
 	steered->is_capped = is_capped;
 }
 
@@ -280,7 +282,7 @@ static __always_inline void look(struct steered *steered, struct tcp_sock *tp, c
 {
 	steered->looked_at = now;
 	set_capped(steered, tp,
-		   network && network->pace && preferred_subflow(tp, network->preference) == PREFERRED_USED);
+		   network && network->pace && preferred_subflow(tp, network->preference) == PREFERRED_USED, now);
 }
 
 /* What a subflow on a network with a cap sends. */
@@ -341,7 +343,7 @@ static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock 
 		steered = bpf_map_lookup_elem(&steered_subflows, &ends) ?: add_steered(tp, &ends, skb->ifindex);
 		if (!steered)
 			continue;
-		set_capped(steered, tp, true);
+		set_capped(steered, tp, true, now);
 		settle(skb, steered, tp, NULL, now);
 	}
 }

@@ -35,7 +35,7 @@ struct bucket {
 enum proxy_told { NOTHING_HOLDS, IS_BACKUP, IS_REGULAR };
 
 /* A subflow on an access network that has a cap. `is_capped`: when `looked_at`, its connection had a
- * live preferred subflow. `client_wants_backup` is what the client itself has asked for. `counted` is
+ * live preferred subflow, and has had one since `capped_at`. `client_wants_backup` is what the client itself has asked for. `counted` is
  * what its socket had sent when its bucket was charged last, payload alone. `is_uncounted`: it sends
  * through an interface without our filter, so that it is paced instead. `acks` have been made. The
  * one that is on its way has `sequence`, the next byte of the client that the proxy has
@@ -44,6 +44,7 @@ enum proxy_told { NOTHING_HOLDS, IS_BACKUP, IS_REGULAR };
 struct steered {
 	__u64 told_at;
 	__u64 looked_at;
+	__u64 capped_at;
 	__u64 open_until;
 	__u64 counted;
 	__u64 held_until;

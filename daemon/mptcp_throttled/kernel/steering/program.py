@@ -27,6 +27,7 @@ from mptcp_throttled.vocabulary.counters import SteeringCounters
 from mptcp_throttled.vocabulary.traffic import SteeredTotals
 
 _BITS_PER_KIB: Final = 8 * 1024
+_NS_PER_SECOND: Final = 10**9
 _SLOTS: Final = 65536
 _VISITS: Final = 1024
 # Ethernet, IPv4 (version and header length, total length, protocol) and TCP: `tell` makes ACKs of it.
@@ -124,6 +125,12 @@ class SteeringProgram:
         record = self._subflows.find(pack_ends(ends))
         return None if record is None else bool(unpack(Steered, record).client_wants_backup)
 
+    def capped_since(self, ends: FourTuple) -> float | None:
+        """When the subflow's present cap began, in monotonic seconds; None if it has none."""
+        record = self._subflows.find(pack_ends(ends))
+        steered = None if record is None else unpack(Steered, record)
+        return steered.capped_at / _NS_PER_SECOND if steered is not None and steered.is_capped else None
+
     def counters(self) -> SteeringCounters:
         """What the programs have counted."""
         return read_counters(self._counters, SteeringCounters)
@@ -136,4 +143,4 @@ class SteeringProgram:
 
 
 def _ns_per_kib(rate: Rate) -> int:
-    return _BITS_PER_KIB * 10**9 // rate.bits_per_second
+    return _BITS_PER_KIB * _NS_PER_SECOND // rate.bits_per_second

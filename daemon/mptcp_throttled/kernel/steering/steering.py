@@ -122,6 +122,13 @@ class Steering:
         except KernelError:
             return None
 
+    def held_since(self, ends: FourTuple) -> float | None:
+        """When the programs began to hold the subflow back, in monotonic seconds; None if they do not."""
+        try:
+            return None if self._program is None else self._program.capped_since(ends)
+        except KernelError:
+            return None
+
     def totals(self) -> Mapping[FourTuple, SteeredTotals]:
         """What the programs have counted since they were loaded, by subflow. For any thread. Raises KernelError."""
         program = self._program
@@ -228,6 +235,10 @@ class NoSteering(Absent):
 
     def priority_of(self, _ends: FourTuple) -> bool | None:
         """Know nothing."""
+        return None
+
+    def held_since(self, _ends: FourTuple) -> float | None:
+        """Hold nothing back."""
         return None
 
     def totals(self) -> Mapping[FourTuple, SteeredTotals]:
