@@ -419,7 +419,8 @@ def test_subflow_of_a_removed_share_is_forgotten_when_its_client_knows(program: 
     program.remind()
     assert program.uplinks().keys() == {told}
     remind_until(program, lambda: not program.uplinks(), "all subflows forgotten")
-    assert program.counters().repeated == 6
+    # Five times for `told`; for `sending` once, or twice if a slow guest takes longer than a credit from look to look.
+    assert 6 <= program.counters().repeated <= 7
 
 
 def test_subflow_that_has_ended_is_forgotten_at_once(program: UplinkProgram, sent: Send) -> None:
