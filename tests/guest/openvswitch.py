@@ -27,7 +27,7 @@ def world(uplink: Uplink) -> Iterator[ProxyWorld]:
         world.abort()
         world.wait_restored()
         assert uplink.is_clean()
-        assert uplink.tc("qdisc") == before
+    assert uplink.tc("qdisc") == before
 
 
 def throttled(uplink: Uplink, rate: str = "1Mbit") -> bool:
