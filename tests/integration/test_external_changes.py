@@ -20,6 +20,7 @@ from mptcp_lab.benchmarks.measure import cpu_seconds
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.origin import endless
 from mptcp_lab.topology import Topology
+from mptcp_throttle.units import Rate
 
 WITHIN: Final = 2.0
 COMEBACK: Final = 15.0  # the sniffer opens its capture again, the kernel lists what is open, TCP's timers run out
@@ -327,7 +328,7 @@ def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) ->
     world.download()
 
     def more_was_capped() -> bool:
-        assert world.download(2 * MEGABYTE).wait().intact
+        assert world.download(2 * MEGABYTE, rate_limit=Rate(8 * MEGABYTE)).wait().intact
         return world.daemon.log_text().count(" cap token=") > 5
 
     eventually(more_was_capped, "six downloads capped", within=60)
