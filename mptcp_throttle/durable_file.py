@@ -7,18 +7,18 @@ import stat
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str, *, keep_owner: bool = False) -> None:
+def write_atomically(path: Path, text: str, *, keep_owner: bool = False, mode: int = 0o644) -> None:
     """Replace the file so that a crash at any moment leaves the old or the new text. Raises OSError.
 
-    Its mode is 0644; with `keep_owner`, owner, group and mode are those of the file that it replaces, if there is one.
+    With `keep_owner`, owner, group and mode are those of the file that it replaces, if there is one.
     """
     temporary = path.with_suffix(".new")
     temporary.unlink(missing_ok=True)
     # O_EXCL does not follow a symbolic link that another user has put there.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o644)
+            os.fchmod(descriptor, mode)
             if keep_owner and path.exists():
                 status = path.stat()
                 os.fchown(descriptor, status.st_uid, status.st_gid)

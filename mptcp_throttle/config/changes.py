@@ -39,6 +39,7 @@ _DAEMON_ONLY: Final = frozenset(
         "daemon.steering",
         "daemon.prevent_discards",
         "daemon.cgroup",
+        "daemon.control_group",
         "metrics.listen",
         "metrics.clients",
         "state_directory",
@@ -155,6 +156,8 @@ def _text(key: str, value: object) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
+    if key == "daemon.control_group" and isinstance(value, float):
+        return f"{100 * value:.10g}%"
     if isinstance(value, float):  # durations
         return f"{value:.10g}s"
     return f"{value:#010x}" if key == "daemon.mark_mask" else str(value)

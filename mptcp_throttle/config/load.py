@@ -44,6 +44,8 @@ _IS_TAKEN: Final = (
     "is a subnet of network {} too ({}); allowed: each subnet in one network (those with longer prefixes come first)"
 )
 
+_KERNEL_PROGRAM: Final = "daemon.pacing: true and sniffer.kernel_view: true"
+
 _T = TypeVar("_T")
 
 
@@ -59,6 +61,7 @@ def load_config(path: Path, network_files: Sequence[Path] | None = None) -> Conf
         problems += [
             *_interfaces(service, service_file),
             *_classifier(service, service_file),
+            *_control_group(service, service_file),
             *_web(service, service_file),
         ]
     networks = _attempt(problems, _networks, service_file, network_files)
@@ -130,16 +133,26 @@ def _interfaces(service: ServiceFile, file: YamlFile) -> list[str]:
     return []
 
 
+def _has_kernel_program(service: ServiceFile) -> bool:
+    return service.daemon.pacing and service.sniffer.kernel_view
+
+
+def _control_group(service: ServiceFile, file: YamlFile) -> list[str]:
+    share = service.daemon.control_group
+    if not share or _has_kernel_program(service):
+        return []
+    place = f"{file.place('daemon', 'control_group')}: {100 * share:.10g}%"
+    return [f"{place}: needs {_KERNEL_PROGRAM}; allowed: 0%, null, or these too"]
+
+
 def _classifier(service: ServiceFile, file: YamlFile) -> list[str]:
     daemon = service.daemon
     place = f"{file.place('daemon', 'classifier')}: {daemon.classifier}"
     if daemon.backend is BackEnd.OVS and daemon.classifier is not ClassifierKind.AUTO:
         return [f"{place}: has no effect with daemon.backend: ovs; allowed: auto"]
-    has_program = daemon.pacing and service.sniffer.kernel_view
-    if daemon.classifier is not ClassifierKind.SOCKET or has_program:
+    if daemon.classifier is not ClassifierKind.SOCKET or _has_kernel_program(service):
         return []
-    needs = "daemon.pacing: true and sniffer.kernel_view: true"
-    return [f"{place}: needs {needs}; allowed: auto, nft, rules, or these too"]
+    return [f"{place}: needs {_KERNEL_PROGRAM}; allowed: auto, nft, rules, or these too"]
 
 
 def _web(service: ServiceFile, file: YamlFile) -> list[str]:

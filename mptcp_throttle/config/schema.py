@@ -65,6 +65,7 @@ _WEB_SOCKET: Final = "web/web.sock"
 # sun_path has 108 bytes (include/uapi/linux/un.h); Python needs the last for a zero.
 _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
 _MASKS: Final = "allowed: 8 to 16 adjacent bits of 32, such as 0xffff0000"
+_MAX_CONTROL_GROUP: Final = 0.5
 _HOST_NAME: Final = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII
 )
@@ -88,6 +89,14 @@ def _mark_mask(text: str) -> int:
     if not 0 < mask < 2**32 or (mask + lowest) & mask or mask // lowest < 0xFF or mask // lowest > 0xFFFF:
         raise ValueError(_MASKS)
     return mask
+
+
+def _control_group(text: str) -> float:
+    with suppress(ValueError):
+        share = parse_share(text)
+        if share <= _MAX_CONTROL_GROUP:
+            return share
+    raise ValueError("allowed: 0% to 50%, or null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +173,10 @@ class SnifferSection(Section):
 
 
 class DaemonSection(Section):
-    """What the daemon does in the kernel; `linger` and `reconcile_interval` are in seconds."""
+    """What the daemon does in the kernel.
+
+    `linger` and `reconcile_interval` are in seconds; `control_group` is a fraction of 1.
+    """
 
     backend: Annotated[BackEnd, one_of(BackEnd)] = BackEnd.TC
     openvswitch_directory: Annotated[str, text_that(os.path.isabs, "an absolute path")] = "/run/openvswitch"
@@ -178,6 +190,7 @@ class DaemonSection(Section):
     steering: Flag = True
     prevent_discards: Flag = True
     cgroup: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
+    control_group: Annotated[float, parsed_by(_control_group)] | None = None
 
 
 class MetricsSection(Section):

@@ -12,10 +12,12 @@ from model_uplinks import ModelUplinks
 from worlds import ManualClock, ManualSource, configuration
 
 from mptcp_throttle.model import AccessNetwork, Connection
+from mptcp_throttled.accounting.control_group import Comparison
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.control.source import TableUpdate
+from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
 from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import Snapshot
@@ -34,10 +36,12 @@ class LoopOnModels:
     source: ManualSource = field(default_factory=ManualSource)
     closed: list[ClosedSubflow] = field(default_factory=list)
     steering: ModelSteering = field(default_factory=ModelSteering)
+    control_group: ControlGroup = NO_CONTROL_GROUP
 
     def __post_init__(self) -> None:
         self.running = RunningConfig(configuration(self.configured), self.clock.time())
         self.operator = OperatorStore(self.directory / "overrides.json", self.configured, self.clock)
+        self.comparison = Comparison(self.control_group.share)
         self.loop = Loop(
             self.running,
             self.operator,
@@ -48,6 +52,8 @@ class LoopOnModels:
             self.clock,
             self.closed.extend,
             self.steering,
+            self.comparison.note,
+            self.control_group,
         )
 
     def show(self, *connections: Connection) -> Snapshot:

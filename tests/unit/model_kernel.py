@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.enforcing.diff import after
+from mptcp_throttled.vocabulary.control_group import EndedConnection
 from mptcp_throttled.vocabulary.features import Feature, FeatureState, Situation
 from mptcp_throttled.vocabulary.kernel_state import KernelState, QuickCheck
 from mptcp_throttled.vocabulary.operations import (
@@ -113,6 +114,7 @@ class ModelKernel:
         self.tried: list[Operation] = []
         self.dangling = False
         self.closed: list[ClosedSubflow] = []
+        self.ended: list[EndedConnection] = []
         self.sick: dict[FourTuple, Ailment] = {}
         self.pacing = ModelFeature()
         self.discards = ModelFeature()
@@ -140,6 +142,10 @@ class ModelKernel:
     def closed_subflows(self) -> list[ClosedSubflow]:
         closed, self.closed = self.closed, []
         return closed
+
+    def ended_connections(self) -> list[EndedConnection]:
+        ended, self.ended = self.ended, []
+        return ended
 
     def quick_check(self) -> QuickCheck:
         self._fail_read()

@@ -36,6 +36,7 @@ ALL = ": needs a restart of mptcp-sniffer, mptcp-throttled and mptcp-throttle-we
             "mark_mask: 0xff00",
             "daemon.mark_mask 0xffff0000 -> 0x0000ff00: needs a restart of mptcp-throttled",
         ),
+        ("linger: 5s", "control_group: 1%", "daemon.control_group null -> 1%: needs a restart of mptcp-throttled"),
         ("proxy", "log_level: debug\nproxy", "log_level info -> debug"),
         ("eth0", "eth1", f"proxy.interfaces eth0 -> eth1{BOTH}"),
         ("[8080]", "[8080, 3128]", f"proxy.ports 8080 -> 8080, 3128{BOTH}"),

@@ -33,6 +33,8 @@ COUNTERS: Final = {
     "discards_counter": DiscardCounters,
     "steering_counter": SteeringCounters,
 }
+PRIVATE_MAPS: Final = {"connections"}
+"""The daemon reads nothing of them."""
 SK_STORAGE: Final = 24
 """BPF_MAP_TYPE_SK_STORAGE (include/uapi/linux/bpf.h): the daemon reads nothing of what a program keeps at a socket."""
 
@@ -59,7 +61,7 @@ def structure_in_python(layout: type[NamedTuple]) -> Structure:
 
 def shared_types(btf: Btf) -> dict[str, int]:
     """The structures and enumerations in maps, constants and the section of SHARED_WITH_DAEMON, by their names."""
-    maps = [btf.members(number) for number in btf.variables(".maps").values()]
+    maps = [btf.members(number) for name, number in btf.variables(".maps").items() if name not in PRIVATE_MAPS]
     read = [members for members in maps if btf.length(btf.target(members["type"].type)) != SK_STORAGE]
     numbers = [btf.target(members[part].type) for members in read for part in ("key", "value") if part in members]
     numbers += btf.variables(".rodata").values()

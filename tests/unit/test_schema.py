@@ -69,6 +69,12 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
             "daemon: {backend: ovs, classifier: rules}",
             "daemon.classifier: rules: has no effect with daemon.backend: ovs; allowed: auto",
         ),
+        ("daemon: {control_group: 51%}", "daemon.control_group: '51%': allowed: 0% to 50%, or null"),
+        ("daemon: {control_group: 0.1}", "daemon.control_group: '0.1': allowed: 0% to 50%, or null"),
+        (
+            "daemon: {control_group: 1.5%, pacing: false}",
+            "daemon.control_group: 1.5%: needs daemon.pacing: true and sniffer.kernel_view: true; allowed: 0%, null,",
+        ),
         ("daemon: {linger: 3651d}", "daemon.linger: '3651d': is not a usable duration; "),
         (
             f"sniffer: {{capture_buffer: {'9' * 400}MiB}}",

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mptcp_throttled.control.source import Source, TableUpdate
     from mptcp_throttled.vocabulary.applied import Applied
     from mptcp_throttled.vocabulary.clock import Clock
+    from mptcp_throttled.vocabulary.control_group import ControlGroup, EndedConnection
     from mptcp_throttled.vocabulary.decision import Decision, Previous
     from mptcp_throttled.vocabulary.terms import PresentTerms
     from mptcp_throttled.vocabulary.traffic import ClosedSubflow
@@ -64,6 +65,9 @@ class DecidingKernel(Kernel, Protocol):
         Raises KernelError.
         """
 
+    def ended_connections(self) -> Iterable[EndedConnection]:
+        """The connections that have ended since the last call; none without a control group. Raises KernelError."""
+
     def ailments(self) -> Mapping[FourTuple, Ailment]:
         """The sick subflows, as far as a kernel program judges them. Raises KernelError."""
 
@@ -73,6 +77,7 @@ class Loop:
 
     `features` are those of the kernel by name, but for uplinks. `note_closed` is given the subflows that have closed,
     `steering` those that have another cap of downloads, or none; it knows the priorities that clients have asked for.
+    `note_ended` is given the connections that have ended while caps were applied.
     `snapshot`, `recent_decisions.latest` and `note_kernel_change` are for any thread, all else for one.
     """
 
@@ -87,6 +92,8 @@ class Loop:
         clock: Clock,
         note_closed: Callable[[Iterable[ClosedSubflow]], None],
         steering: SteeringKernel,
+        note_ended: Callable[[Iterable[EndedConnection]], None],
+        control_group: ControlGroup,
     ) -> None:
         self._config = config
         self._operator = operator
@@ -95,8 +102,9 @@ class Loop:
         self._clock = clock
         self._note_closed = note_closed
         self._steering = steering
+        self._note_ended = note_ended
         self._terms = CurrentTerms()
-        self._decisions = DecisionTable()
+        self._decisions = DecisionTable(control_group)
         self._planner = Planner()
         self._keeper = Keeper(kernel, self._planner, clock)
         self._uplinks = UplinkReconciler(uplinks, clock)
@@ -207,6 +215,9 @@ class Loop:
         )
         with suppress(KernelError):
             self._note_closed(self._kernel.closed_subflows())
+            ended = self._kernel.ended_connections()
+            if throttling:
+                self._note_ended(ended)
         transitions += uplink_transitions(before.uplinks, after.uplinks, uplinks.tried)
         eventlog.log_step(before, after, transitions, applied, uplinks)
         instruments.count_step(before, after, transitions, applied, uplinks)

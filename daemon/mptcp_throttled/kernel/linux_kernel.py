@@ -12,6 +12,7 @@ from mptcp_throttled.kernel.classes.choice import ClassifierChoice
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
 from mptcp_throttled.vocabulary import operations as op
+from mptcp_throttled.vocabulary.control_group import EndedConnection
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState, QdiscState, QuickCheck
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
@@ -83,6 +84,9 @@ class LinuxKernel:
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
         return () if self._sockets is None else self._sockets.closed_subflows()
+
+    def ended_connections(self) -> Iterable[EndedConnection]:
+        return () if self._sockets is None else self._sockets.ended_connections()
 
     def ailments(self) -> Mapping[FourTuple, Ailment]:
         return {} if self._sockets is None else self._sockets.ailments()

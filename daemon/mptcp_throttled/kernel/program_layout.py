@@ -17,6 +17,7 @@ from mptcp_throttle.linux.c_layout import U32, U64, pack, size_of, struct_of, un
 from mptcp_throttle.linux.inet_diag import IPV4_MAPPED, unmapped
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import Address, FourTuple
+from mptcp_throttled.vocabulary.control_group import KEY_BYTES, NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, SteeringCounters, UplinkCounters
 
 OBJECTS: Final = Path(__file__).with_name("bpf")
@@ -33,6 +34,8 @@ class Settings(NamedTuple):
     netns_cookie: U64
     ports: Annotated[bytes, f"{_PORTS.size}s"]
     htb_handle: U32
+    control_bound: U32
+    control_key: Annotated[bytes, f"{KEY_BYTES}s"]
 
 
 class Ends(NamedTuple):
@@ -93,6 +96,16 @@ class Closed(NamedTuple):
     data_segments_in: U32
     token: U32
     own_acks: U32
+
+
+class Ended(NamedTuple):
+    """A connection whose last subflow has closed."""
+
+    lasted_ns: U64
+    bytes: U64
+    capped_bytes: U64
+    token: U32
+    in_control_group: U32
 
 
 class Share(NamedTuple):
@@ -181,9 +194,12 @@ class Ack(NamedTuple):
     has_timestamps: U32
 
 
-def pack_settings(netns_cookie: int, ports: Sequence[int], htb_handle: int) -> bytes:
+def pack_settings(
+    netns_cookie: int, ports: Sequence[int], htb_handle: int, control_group: ControlGroup = NO_CONTROL_GROUP
+) -> bytes:
     """The content of `.rodata`."""
-    return pack(Settings(netns_cookie, _PORTS.pack(*ports, *(0,) * (_MAX_PORTS - len(ports))), htb_handle))
+    packed_ports = _PORTS.pack(*ports, *(0,) * (_MAX_PORTS - len(ports)))
+    return pack(Settings(netns_cookie, packed_ports, htb_handle, control_group.bound, control_group.key))
 
 
 def pack_ends(ends: FourTuple) -> bytes:

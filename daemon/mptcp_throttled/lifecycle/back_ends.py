@@ -23,6 +23,7 @@ from mptcp_throttled.kernel.openvswitch.switch import OpenVswitch
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.kernel.steering.steering import NoSteering, Steering
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
+from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.features import Absent, Feature
 
 _log = logging.getLogger("mptcp-throttled")
@@ -41,14 +42,14 @@ class _BackEnd(NamedTuple):
 
 
 def kernel_of(
-    config: Config, keep: Callable[[int | None], None]
+    config: Config, keep: Callable[[int | None], None], control_group: ControlGroup
 ) -> tuple[LinuxKernel, Steering | NoSteering, dict[str, Feature]]:
     """The kernel layer for the service, steering, and all features by name.
 
-    `keep` is given the descriptor of the kernel program's link.
+    `keep` is given the descriptor of the kernel program's link. No connection in the `control_group` is capped.
     """
-    steering = _steering(config)
-    sockets = _paced_sockets(config, keep, lambda: steering.shared_maps)
+    steering = _steering(config, control_group)
+    sockets = _paced_sockets(config, keep, lambda: steering.shared_maps, control_group)
     features: dict[str, Feature] = {
         # First: it must know the marks of an earlier instance before those change that tell them from a client's.
         FeatureName.STEERING: steering,
@@ -132,14 +133,15 @@ def _paced_sockets(
     config: Config,
     keep: Callable[[int | None], None] = lambda _: None,
     steering_maps: Callable[[], Mapping[str, BpfMap] | None] = lambda: None,
+    control_group: ControlGroup = NO_CONTROL_GROUP,
 ) -> PacedSockets | None:
     if not config.daemon.pacing:
         return None
     cgroup = None if config.daemon.cgroup is None else Path(config.daemon.cgroup)
-    return PacedSockets(config.proxy.ports, cgroup, keep=keep, steering_maps=steering_maps)
+    return PacedSockets(config.proxy.ports, cgroup, keep=keep, steering_maps=steering_maps, control_group=control_group)
 
 
-def _steering(config: Config) -> Steering | NoSteering:
+def _steering(config: Config, control_group: ControlGroup) -> Steering | NoSteering:
     if not config.daemon.steering:
         return NoSteering("daemon.steering is false")
     if not config.daemon.pacing:
@@ -148,7 +150,7 @@ def _steering(config: Config) -> Steering | NoSteering:
     if not config.sniffer.kernel_view:
         return NoSteering("sniffer.kernel_view is false")
     filters = ClsactFilters(config.sockets.daemon.parent, FilterSet.STEERING)
-    return Steering(config.proxy.interfaces, config.proxy.ports, filters)
+    return Steering(config.proxy.interfaces, config.proxy.ports, filters, control_group)
 
 
 def _discard_prevention(config: Config) -> Feature:

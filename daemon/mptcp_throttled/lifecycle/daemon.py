@@ -16,6 +16,7 @@ from mptcp_throttle.rpc import RpcClient, RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.boot import boot_identifier
+from mptcp_throttled.accounting.control_group import Comparison
 from mptcp_throttled.accounting.history import ClientSums, History
 from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.metrics.families import MetricFamilies
@@ -35,6 +36,7 @@ from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.observing.observer import Observer
 from mptcp_throttled.reporting import eventlog
 from mptcp_throttled.vocabulary.clock import Clock, Now
+from mptcp_throttled.vocabulary.control_group import ControlGroup
 from mptcp_throttled.vocabulary.features import Feature
 
 _log = logging.getLogger("mptcp-throttled")
@@ -62,6 +64,7 @@ class Daemon:
         steering: Steering | NoSteering,
         features: Mapping[str, Feature],
         kept: KeptLink,
+        control_group: ControlGroup,
     ) -> None:
         self._config = config
         self._kernel = kernel
@@ -80,6 +83,7 @@ class Daemon:
         self._clock = clock
         self._accounts = accounts = Accounts(self._history, clock)
         self._own_ports = kernel.htb.ports | uplinks.ports | steering.ports
+        self._comparison = Comparison(control_group.share)
         self._loop = Loop(
             self._running,
             operator,
@@ -90,6 +94,8 @@ class Daemon:
             clock,
             accounts.note_closed,
             steering,
+            self._comparison.note,
+            control_group,
         )
         self._observer = Observer(config.proxy.ports, self._loop, kernel.htb.class_bytes, steering.totals, accounts)
         self._metrics = MetricsServer()
@@ -97,7 +103,13 @@ class Daemon:
 
     def _view(self) -> View:
         """What is known now; for any thread."""
-        return View(self._loop.snapshot, self._observer.enforcement, self._accounts.networks, Now.of(self._clock))
+        return View(
+            self._loop.snapshot,
+            self._observer.enforcement,
+            self._accounts.networks,
+            Now.of(self._clock),
+            self._comparison.groups if self._config.daemon.control_group else None,
+        )
 
     def stop(self) -> None:
         """Let `run` return; may be called from a signal handler."""

@@ -23,6 +23,7 @@ from mptcp_throttled.lifecycle.cleanup import (
     remove_leftovers,
     require_capabilities,
 )
+from mptcp_throttled.lifecycle.control_key import control_group
 from mptcp_throttled.lifecycle.daemon import Daemon
 from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.lifecycle.port_record import PortRecord
@@ -44,7 +45,8 @@ def serve(path: Path) -> None:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
         record = PortRecord(directory)
         recorded = record.load()
-        kernel, steering, features = back_ends.kernel_of(config, kept.replace)
+        group = control_group(config.daemon.control_group, config.state_directory)
+        kernel, steering, features = back_ends.kernel_of(config, kept.replace, group)
         # Steering frees subflows itself, but only those on the ports that are served.
         if isinstance(steering, NoSteering) or {*recorded} - {*config.proxy.ports}:
             free_steered(directory, recorded)
@@ -63,7 +65,7 @@ def serve(path: Path) -> None:
             release_old_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
             record.write(config.proxy.ports)
             uplinks = Uplinks(config.proxy.interfaces, filters)
-            daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, steering, features, kept)
+            daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, steering, features, kept, group)
             service.on_stop_signal(daemon.stop)
             service.on_hand_over_signal(daemon.hand_over)
             service.on_reload_signal(daemon.api.reload_on_signal)

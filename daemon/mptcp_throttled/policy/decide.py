@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Direction, Per, RateKind, Subflow
+from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.decision import Decision, Share, Verdict
 from mptcp_throttled.vocabulary.locator import Locator
 from mptcp_throttled.vocabulary.terms import PresentTerms
@@ -22,6 +23,7 @@ _CACHE_ENTRIES: Final = 65536
 _OTHER_PORT: Final = "opened by the proxy: throttled only with daemon.classifier: socket or nft"
 _PAUSED: Final = "paused by the operator"
 _BACKUP_UPLINK: Final = "backup subflow: MP_PRIO would make it a regular one"
+_IN_CONTROL_GROUP: Final = "in the control group"
 _NO_NETWORK: Final = "address is in no access network"
 
 
@@ -33,9 +35,11 @@ def decide(
     *,
     paused: bool,
     ports: frozenset[int] | None = None,
+    control_group: ControlGroup = NO_CONTROL_GROUP,
 ) -> tuple[Decision, ...]:
     """The decision for every subflow of a connection; while `paused`, all are free.
 
+    No download of a connection in the `control_group` has a cap.
     `ports`: only subflows on these ports of the proxy can be throttled, but for their uplinks; None: all of them.
     `client_of` gives the address, the first of a prefix, that stands for the client with an address. Of the `terms`,
     only the kinds count that there is a rate of.
@@ -45,6 +49,7 @@ def decide(
     backups_used = all(subflow.backup for subflow in connection.subflows if not subflow.stalled)
     live = [(s, n) for s, n in located if n is not None and not s.stalled and (backups_used or not s.backup)]
     healthy = [network for subflow, network in live if subflow.ailment is None]
+    is_control = control_group.has(connection.token)
     best = min(healthy, key=lambda network: network.preference, default=None)
 
     def decision(subflow: Subflow, network: AccessNetwork | None) -> Decision:
@@ -55,7 +60,17 @@ def decide(
         sick = _sick(live, network) if relieved_by is None else None
         kinds, is_used = terms.rates[network.name], backups_used or not subflow.backup
         downlink, uplink = (
-            _verdict(direction, subflow, network, kinds, relieved_by, sick, client_of, is_used=is_used)
+            _verdict(
+                direction,
+                subflow,
+                network,
+                kinds,
+                relieved_by,
+                sick,
+                client_of,
+                is_used=is_used,
+                is_control=is_control and direction is Direction.DOWNLINK,
+            )
             for direction in Direction
         )
         return Decision(connection.token, subflow, network.name, downlink, uplink)
@@ -95,21 +110,24 @@ def _verdict(
     client_of: Callable[[Address], Address],
     *,
     is_used: bool,
+    is_control: bool,
 ) -> Verdict:
     """What applies in one direction.
 
     `relieved_by` is the more preferred network on which the connection has a live and healthy path; `sick` is why
     another has none. `is_used`: MPTCP may send on the subflow; false for a backup beside regular subflows.
+    `is_control`: no cap applies in this direction.
     """
     has_cap, has_limit = direction.cap in kinds, direction.limit in kinds
     if subflow.backup and direction is Direction.UPLINK and (has_cap or has_limit):
         return _free(_BACKUP_UPLINK)
-    if has_cap and relieved_by is not None and is_used:
+    is_capped = has_cap and relieved_by is not None and is_used
+    if is_capped and not is_control:
         kind, reason = direction.cap, f"{relieved_by} is live"
     elif has_limit:
         kind, reason = direction.limit, "limit of the network"
     else:
-        return _free(_why_free(sick, has_cap=has_cap, is_used=is_used))
+        return _free(_IN_CONTROL_GROUP if is_capped else _why_free(sick, has_cap=has_cap, is_used=is_used))
     return _throttled(network.name, kind, _who(subflow, network, client_of), reason)
 
 

@@ -16,6 +16,7 @@ from immutables import Map
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Token
 from mptcp_throttled.policy.clients import Clients, links
 from mptcp_throttled.policy.decide import decide
+from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.decision import Decision, Previous
 from mptcp_throttled.vocabulary.locator import Locator
 from mptcp_throttled.vocabulary.terms import PresentTerms
@@ -27,7 +28,8 @@ _PORTION: Final = 256
 class DecisionTable:
     """The connections and the decisions for them, as maps that never change. For one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, control_group: ControlGroup = NO_CONTROL_GROUP) -> None:
+        self._control_group = control_group
         self.connections: Map[Token, Connection] = Map()
         self.decisions: Map[Token, tuple[Decision, ...]] = Map()
         self._renamed: dict[Token, None] = {}
@@ -126,6 +128,7 @@ class DecisionTable:
                         self._terms,
                         paused=self._paused,
                         ports=self._ports,
+                        control_group=self._control_group,
                     )
             self.decisions = decisions.finish()
         return previous

@@ -26,11 +26,13 @@ class ProgramCounters:
     """What the kernel program has counted since it was attached.
 
     `totals_lost` subflows closed while the ring buffer was full. `sockets_refused`: how often the kernel refused to set
-    an option of a socket, or to store its state.
+    an option of a socket, or to store its state. `not_compared`: connections left out of the comparison with the
+    control group, for want of room.
     """
 
     totals_lost: int = 0
     sockets_refused: int = 0
+    not_compared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ struct tcp_sock {
 
 /* net/mptcp/protocol.h */
 struct mptcp_sock {
+	__u32 token;
 	__u64 write_seq, snd_nxt, wnd_end;
 	__u64 bytes_acked; /* since Linux 6.5 */
 	struct list_head conn_list;

@@ -13,11 +13,14 @@
 #define MAX_PORTS 16
 
 /* Constant once the program is loaded. Sockets of other network namespaces, each with a daemon of
- * its own, may be in the same cgroup. Unused ports are 0. */
+ * its own, may be in the same cgroup. Unused ports are 0. A connection is in the control group if the
+ * low 32 bits of the hash of its token are below `control_bound`; 0: there is none. */
 struct settings {
 	__u64 netns_cookie;
 	__u32 ports[MAX_PORTS];
 	__u32 htb_handle;
+	__u32 control_bound;
+	__u64 control_key[2];
 };
 
 /* The two ends of a subflow. IPv4 addresses are IPv4-mapped. The client's port is in network byte
@@ -71,10 +74,21 @@ struct closed {
 	__u32 own_acks;
 };
 
+/* A connection whose last subflow has closed, and whose first subflow is not older than the program.
+ * `lasted_ns` ends with the last data that a client has acknowledged. Bytes are payload, those
+ * retransmitted included; `capped_bytes` of `bytes` were sent over networks with a cap. */
+struct ended {
+	__u64 lasted_ns;
+	__u64 bytes;
+	__u64 capped_bytes;
+	__u32 token;
+	__u32 in_control_group;
+};
+
 /* Of addresses that are in no access network: the longest prefix may be one of these. */
 #define NO_PREFERENCE 0xffffffff
 
 /* Indices of the map `counters`. */
-enum counter { TOTALS_LOST, SOCKETS_REFUSED };
+enum counter { TOTALS_LOST, SOCKETS_REFUSED, NOT_COMPARED };
 
 #endif

@@ -24,6 +24,7 @@
  */
 #include <stddef.h>
 #include <linux/pkt_cls.h>
+#include "control_group.h"
 #include "counters.h"
 #include "options.h"
 #include "preferred.h"
@@ -282,7 +283,9 @@ static __always_inline void look(struct steered *steered, struct tcp_sock *tp, c
 {
 	steered->looked_at = now;
 	set_capped(steered, tp,
-		   network && network->pace && preferred_subflow(tp, network->preference) == PREFERRED_USED, now);
+		   network && network->pace && !belongs_to_control_group(tp) &&
+			   preferred_subflow(tp, network->preference) == PREFERRED_USED,
+		   now);
 }
 
 /* What a subflow on a network with a cap sends. */
@@ -538,7 +541,7 @@ int steer_downlinks(struct __sk_buff *skb)
 		sending = msk ? bpf_sk_storage_get(&sendings, sk, 0, BPF_SK_STORAGE_GET_F_CREATE) : NULL;
 		if (!sending)
 			return TC_ACT_UNSPEC;
-		if (!is_backup(subflow_context(tp), (void *)tp))
+		if (!is_backup(subflow_context(tp), (void *)tp) && !belongs_to_control_group(tp))
 			begin_caps(skb, msk, network->preference, now);
 	}
 	if (network->pace)

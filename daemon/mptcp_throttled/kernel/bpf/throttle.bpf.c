@@ -20,6 +20,7 @@
  * before it asks any filter (net/sched/sch_htb.c, htb_classify), so no mark that another program
  * sets can change it.
  */
+#include "comparison.h"
 #include "counters.h"
 #include "preferred.h"
 #include "socket.h"
@@ -72,6 +73,7 @@ struct subflow {
 	bool has_unsent_limit;
 	bool callbacks;
 	struct health health;
+	struct compared compared;
 };
 
 struct {
@@ -130,7 +132,7 @@ static __always_inline void remember_former_options(struct subflow *subflow, str
 {
 	__u32 pace = max_pacing_rate(tp), limit = BPF_CORE_READ(tp, notsent_lowat);
 
-	subflow->token = BPF_CORE_READ(subflow_context(tp), token);
+	subflow->token = token_of(connection_of(tp));
 	subflow->pace_before = subflow->pace = UNLIMITED;
 	subflow->unsent_limit_before = default_unsent_limit();
 	if (was_paced_by_us(pace, limit)) {
@@ -276,7 +278,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 {
 	__u32 *class_id = bpf_map_lookup_elem(&classes, ends);
 	__u32 *pace = bpf_map_lookup_elem(&paces, ends);
-	bool may_be_capped = network && network->pace;
+	bool may_be_capped = network && network->pace && !in_control_group(subflow->token);
 	enum cap cap = NO_CAP;
 
 	if (may_be_capped && (pace || subflow->callbacks))
@@ -332,6 +334,7 @@ int throttle(struct bpf_sock_ops *ctx)
 	struct tcp_sock *tp;
 	struct ends ends;
 	__u32 op = ctx->op;
+	bool is_first;
 
 	if (op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
 	    op != BPF_SOCK_OPS_RTT_CB && op != BPF_SOCK_OPS_STATE_CB)
@@ -346,6 +349,8 @@ int throttle(struct bpf_sock_ops *ctx)
 		if (subflow && ctx->args[1] == BPF_TCP_CLOSE) {
 			ends_of(ctx, &ends);
 			report_totals(ctx, tp, subflow, &ends);
+			if (has_control_group())
+				end_comparison(&subflow->compared, tp, subflow->token, &ends);
 			forget_health(&subflow->health, &ends);
 		}
 		return 1;
@@ -359,11 +364,16 @@ int throttle(struct bpf_sock_ops *ctx)
 			return 1;
 		}
 		remember_former_options(subflow, tp);
-		if (op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && !joined(tp))
+		is_first = op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && !joined(tp);
+		if (is_first)
 			subflow->began = bpf_ktime_get_ns();
+		if (has_control_group() && op != BPF_SOCK_OPS_RTT_CB)
+			begin_comparison(&subflow->compared, subflow->token, is_first);
 		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | CALLBACKS);
 		subflow->callbacks = true;
 	}
+	if (has_control_group())
+		note_acked(&subflow->compared, tp);
 	ends_of(ctx, &ends);
 	network = network_of(ends.client);
 	if (network && has_bounds(network))

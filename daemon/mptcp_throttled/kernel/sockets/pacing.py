@@ -27,6 +27,7 @@ from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
 from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple
 from mptcp_throttled.kernel.sockets.program import SocketProgram
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup, count_paced
+from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup, EndedConnection
 from mptcp_throttled.vocabulary.counters import ProgramCounters
 from mptcp_throttled.vocabulary.features import FeatureState, Situation
 from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, PacingState, of_version
@@ -49,7 +50,8 @@ class PacedSockets:
 
     `cgroup` is the directory to attach to; None finds it from the listeners on `ports`. `keep` is called with each new
     file descriptor that keeps the program attached; with None when there is none any more. `steering_maps`
-    returns the maps that the steering programs share, by name; None while there are no such programs.
+    returns the maps that the steering programs share, by name; None while there are no such programs. No connection in
+    the control group has a cap.
     """
 
     def __init__(
@@ -59,10 +61,12 @@ class PacedSockets:
         *,
         keep: Callable[[int | None], None] = lambda _: None,
         steering_maps: Callable[[], Mapping[str, BpfMap] | None] = lambda: None,
+        control_group: ControlGroup = NO_CONTROL_GROUP,
     ) -> None:
         self._ports = ports
         self._keep = keep
         self._steering_maps = steering_maps
+        self._control_group = control_group
         self._shared: Mapping[str, BpfMap] | None = None
         self._configured = cgroup
         self._proxy = ProxyCgroup(ports)
@@ -189,7 +193,7 @@ class PacedSockets:
     def _loaded_program(self) -> SocketProgram:
         self._shared = self._steering_maps()
         try:
-            return SocketProgram(self._ports, self._shared)
+            return SocketProgram(self._ports, self._shared, self._control_group)
         except KernelError as error:
             if error.number in LASTING_ERRORS:  # each attempt takes milliseconds
                 self._load_at = time.monotonic() + _RETRY_SECONDS
@@ -257,6 +261,9 @@ class PacedSockets:
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
         return iter(()) if self._program is None else self._program.closed_subflows()
+
+    def ended_connections(self) -> Iterator[EndedConnection]:
+        return iter(()) if self._program is None else self._program.ended_connections()
 
     def ailments(self) -> dict[FourTuple, Ailment]:
         return {} if self._program is None else self._program.ailments()

@@ -23,6 +23,7 @@ from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
     OBJECTS,
     Closed,
+    Ended,
     Sick,
     pack_ends,
     pack_settings,
@@ -31,6 +32,7 @@ from mptcp_throttled.kernel.program_layout import (
     unpack_ends,
 )
 from mptcp_throttled.vocabulary.class_ids import HANDLE, classid
+from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup, EndedConnection
 from mptcp_throttled.vocabulary.counters import ProgramCounters
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, SteeredTotals
 
@@ -52,18 +54,24 @@ class SocketProgram:
 
     `link` is the file descriptor that keeps it attached; None before.
     There is room for 65 536 paces, and as many classes. `shared` are the maps of the steering programs by name,
-    which hold back what then needs no pace; None without these programs.
+    which hold back what then needs no pace; None without these programs. No connection in the control group has a cap.
     """
 
-    def __init__(self, ports: Sequence[int], shared: Mapping[str, BpfMap] | None = None) -> None:
+    def __init__(
+        self,
+        ports: Sequence[int],
+        shared: Mapping[str, BpfMap] | None = None,
+        control_group: ControlGroup = NO_CONTROL_GROUP,
+    ) -> None:
         self.link: int | None = None
         self._is_steered = shared is not None
-        self._object = _load(ports, shared or {})
+        self._object = _load(ports, shared or {}, control_group)
         try:
             self._paces, self._classes = self._object.map("paces"), self._object.map("classes")
             self._networks, self._counters = NetworksMap(self._object.map("networks")), self._object.map("counters")
             self._sick = self._object.map("sick_subflows")
             self._totals = RingBuffer(self._object.map("totals"))
+            self._ended = RingBuffer(self._object.map("ended_connections"))
         except KernelError:
             self._object.close()
             raise
@@ -113,6 +121,10 @@ class SocketProgram:
         """The subflows that have closed since the last call."""
         return map(closed_subflow, self._totals.take())
 
+    def ended_connections(self) -> Iterator[EndedConnection]:
+        """The connections that have ended since the last call; none without a control group."""
+        return map(ended_connection, self._ended.take())
+
     def ailments(self) -> dict[FourTuple, Ailment]:
         """The sick subflows."""
         earliest = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - _SICK_HOLDS_NS
@@ -132,12 +144,14 @@ class SocketProgram:
     def detach(self) -> None:
         """Detach it and drop its maps; sockets keep what they have."""
         self._totals.close()
+        self._ended.close()
         self._object.close()
 
 
-def _load(ports: Sequence[int], shared: Mapping[str, BpfMap]) -> BpfObject:
+def _load(ports: Sequence[int], shared: Mapping[str, BpfMap], control_group: ControlGroup) -> BpfObject:
+    settings = pack_settings(_netns_cookie(), ports, HANDLE, control_group)
     try:
-        return BpfObject(OBJECTS / "throttle.bpf.o", pack_settings(_netns_cookie(), ports, HANDLE), shared=shared)
+        return BpfObject(OBJECTS / "throttle.bpf.o", settings, shared=shared)
     except KernelError as error:
         missing = [*missing_capabilities(**_CAPABILITIES), *_missing_type_information()]
         if missing:
@@ -163,6 +177,14 @@ def closed_subflow(record: bytes) -> ClosedSubflow:
         steered=SteeredTotals.of(closed.own_acks, closed.held_ns),
     )
     return ClosedSubflow(Token(closed.token), unpack_ends(closed.ends), closed.cookie, totals)
+
+
+def ended_connection(record: bytes) -> EndedConnection:
+    """The connection of a struct ended."""
+    ended = unpack(Ended, record)
+    return EndedConnection(
+        Token(ended.token), bool(ended.in_control_group), ended.lasted_ns / 1e9, ended.bytes, ended.capped_bytes
+    )
 
 
 def _netns_cookie() -> int:

@@ -23,6 +23,7 @@ from mptcp_throttled.kernel.program_layout import (
     read_counters,
     unpack_ends,
 )
+from mptcp_throttled.vocabulary.control_group import ControlGroup
 from mptcp_throttled.vocabulary.counters import SteeringCounters
 from mptcp_throttled.vocabulary.traffic import SteeredTotals
 
@@ -47,8 +48,8 @@ class Told(IntEnum):
 class SteeringProgram:
     """The programs with their networks and shares. All methods raise KernelError."""
 
-    def __init__(self, ports: Sequence[int]) -> None:
-        self.object = BpfObject(OBJECTS / "steering.bpf.o", pack_settings(0, ports, 0))
+    def __init__(self, ports: Sequence[int], control_group: ControlGroup) -> None:
+        self.object = BpfObject(OBJECTS / "steering.bpf.o", pack_settings(0, ports, 0, control_group))
         try:
             self._networks = NetworksMap(self.object.map("networks"))
             self._buckets, self._bucket_numbers = self.object.map("buckets"), self.object.map("bucket_numbers")

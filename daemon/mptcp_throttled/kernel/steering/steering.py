@@ -24,6 +24,7 @@ from mptcp_throttled.kernel.interfaces import Interface, find_interfaces, read_l
 from mptcp_throttled.kernel.reminder import Reminder
 from mptcp_throttled.kernel.share_numbers import ShareNumbers
 from mptcp_throttled.kernel.steering.program import SteeringProgram
+from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.counters import SteeringCounters
 from mptcp_throttled.vocabulary.decision import Throttle
 from mptcp_throttled.vocabulary.features import Absent, FeatureState, Situation
@@ -38,12 +39,18 @@ _FREEING_POLL_SECONDS: Final = 0.01
 
 
 class Steering:
-    """The programs at those of the interfaces that exist, while a network has a cap. For one thread."""
+    """The programs at those of the interfaces that exist, while a network has a cap. For one thread.
 
-    def __init__(self, interfaces: Sequence[str], ports: Sequence[int], filters: ClsactFilters) -> None:
+    They hold back no subflow of a connection in the control group.
+    """
+
+    def __init__(
+        self, interfaces: Sequence[str], ports: Sequence[int], filters: ClsactFilters, control_group: ControlGroup
+    ) -> None:
         self._names = tuple(interfaces)
         self._ports = ports
         self._filters = filters
+        self._control_group = control_group
         self._counters = SteeringCounters()
         self._program: SteeringProgram | None = None
         self._reminder: Reminder | None = None
@@ -153,7 +160,7 @@ class Steering:
         program.remove_shares(self._shares.take_unused())
 
     def _attach(self) -> None:
-        program = self._program = self._program or SteeringProgram(self._ports)
+        program = self._program = self._program or SteeringProgram(self._ports, self._control_group)
         program.set_networks(self._networks)
         before = self._attached
         self._attached = before or frozenset()
@@ -277,7 +284,7 @@ def _logged_if_refused() -> Iterator[None]:
 
 def _remove_leftovers(filters: ClsactFilters, interfaces: Collection[Interface], ports: Sequence[int]) -> None:
     try:
-        program = SteeringProgram(ports)
+        program = SteeringProgram(ports, NO_CONTROL_GROUP)
         try:
             for interface in interfaces:
                 filters.attach(interface, {Hook.EGRESS: program.egress, Hook.INGRESS: program.ingress})

@@ -1,0 +1,180 @@
+"""What caps save and cost: connections with caps compared with the control group, which has none.
+
+Nothing is kept of a connection but its part of sums, which are whole numbers and so exact. Differences have confidence
+intervals of 95 % by Welch's test (The Significance of the Difference Between Two Means, 1938), those of a ratio by the
+delta method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from statistics import NormalDist
+from typing import Final, NamedTuple
+
+from mptcp_throttled.vocabulary.control_group import EndedConnection
+
+MIN_CONNECTIONS: Final = 30
+"""In the smaller group, for a confidence interval."""
+
+MIN_DOWNLOAD_BYTES: Final = 1_000_000
+"""Of a connection whose rate counts."""
+
+_NORMAL: Final = NormalDist().inv_cdf(0.975)
+
+
+class Sums(NamedTuple):
+    """Of whole numbers: how many there are, their sum, and that of their squares."""
+
+    number: int = 0
+    total: int = 0
+    squares: int = 0
+
+    def plus(self, value: int) -> Sums:
+        """With one more."""
+        return Sums(self.number + 1, self.total + value, self.squares + value * value)
+
+    @property
+    def mean(self) -> float | None:
+        """None if there are none."""
+        return self.total / self.number if self.number else None
+
+
+class GroupSums(NamedTuple):
+    """Of the connections of a group that have ended.
+
+    `sent` are the bytes of payload of each, `sent_with_cap` those over networks with a cap, `products` the sum of their
+    products. `rates` are in bytes/s, of the connections that sent `MIN_DOWNLOAD_BYTES`.
+    """
+
+    sent: Sums = Sums()
+    sent_with_cap: Sums = Sums()
+    products: int = 0
+    rates: Sums = Sums()
+
+    def plus(self, connection: EndedConnection) -> GroupSums:
+        """With one connection more."""
+        sent, with_cap, seconds = connection.sent, connection.sent_with_cap, connection.seconds
+        has_rate = sent >= MIN_DOWNLOAD_BYTES and seconds > 0
+        return GroupSums(
+            self.sent.plus(sent),
+            self.sent_with_cap.plus(with_cap),
+            self.products + sent * with_cap,
+            self.rates.plus(round(sent / seconds)) if has_rate else self.rates,
+        )
+
+    @property
+    def share_with_cap(self) -> float | None:
+        """The part of all bytes that went over networks with a cap; None if there is no byte."""
+        return self.sent_with_cap.total / self.sent.total if self.sent.total else None
+
+
+class Interval(NamedTuple):
+    """How much more a figure is with caps than without, with 95 % confidence."""
+
+    low: float
+    high: float
+
+
+class Differences(NamedTuple):
+    """Between connections with caps and the control group; None while there are not enough connections."""
+
+    sent_with_cap: Interval | None
+    share_with_cap: Interval | None
+    rate: Interval | None
+
+
+class ComparedGroups(NamedTuple):
+    """Both groups since the daemon's start; `share` of all connections are in the control group."""
+
+    share: float
+    capped: GroupSums = GroupSums()
+    control: GroupSums = GroupSums()
+
+    @property
+    def differences(self) -> Differences:
+        """What caps change."""
+        capped, control = self.capped, self.control
+        return Differences(
+            difference_of_means(capped.sent_with_cap, control.sent_with_cap),
+            difference_of_shares(capped, control),
+            difference_of_means(capped.rates, control.rates),
+        )
+
+
+class Comparison:
+    """Adds up what ends; `share` of all connections are in the control group.
+
+    `note` is for one thread, `groups` for any.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.groups = ComparedGroups(share)
+
+    def note(self, ended: Iterable[EndedConnection]) -> None:
+        """These connections have ended."""
+        share, capped, control = self.groups
+        for connection in ended:
+            if connection.is_control:
+                control = control.plus(connection)
+            else:
+                capped = capped.plus(connection)
+        self.groups = ComparedGroups(share, capped, control)
+
+
+class _Estimate(NamedTuple):
+    """A figure of a group of `number` connections, and the square of its standard error."""
+
+    value: float
+    variance: float
+    number: int
+
+
+def difference_of_means(capped: Sums, control: Sums) -> Interval | None:
+    """How much more the mean is with caps; None if a group is too small."""
+    if min(capped.number, control.number) < MIN_CONNECTIONS:
+        return None
+    return _difference(_mean(capped), _mean(control))
+
+
+def difference_of_shares(capped: GroupSums, control: GroupSums) -> Interval | None:
+    """How much more of all bytes went over networks with a cap, as fractions of 1; None if a group is too small."""
+    is_small = min(capped.sent.number, control.sent.number) < MIN_CONNECTIONS
+    if is_small or not (capped.sent.total and control.sent.total):
+        return None
+    return _difference(_share(capped), _share(control))
+
+
+def _mean(sums: Sums) -> _Estimate:
+    number, total, squares = sums
+    variance = (number * squares - total * total) / (number * number * (number - 1))
+    return _Estimate(total / number, variance, number)
+
+
+def _share(sums: GroupSums) -> _Estimate:
+    (number, sent, sent_squares), (_, with_cap, squares) = sums.sent, sums.sent_with_cap
+    residuals = squares * sent**2 - 2 * sums.products * with_cap * sent + sent_squares * with_cap**2
+    return _Estimate(with_cap / sent, residuals * number / ((number - 1) * sent**4), number)
+
+
+def _difference(capped: _Estimate, control: _Estimate) -> Interval:
+    difference, variance = capped.value - control.value, capped.variance + control.variance
+    if variance == 0:
+        return Interval(difference, difference)
+    parts = (each.variance**2 / (each.number - 1) for each in (capped, control))
+    margin = _student(variance**2 / sum(parts)) * math.sqrt(variance)
+    return Interval(difference - margin, difference + margin)
+
+
+def _student(degrees: float) -> float:
+    """The quantile of Student's distribution for 95 %, both sides, from 29 degrees of freedom on: within 0.0001.
+
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
+    """
+    x = _NORMAL
+    terms = (
+        (x**3 + x) / 4,
+        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
+        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
+    )
+    return x + sum(term / degrees**power for power, term in enumerate(terms, 1))
