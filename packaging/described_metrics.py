@@ -12,6 +12,7 @@ from markdown_text import code, table
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
+from mptcp_throttled.accounting.control_group import ComparedGroups
 from mptcp_throttled.accounting.history import ClientSums
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition
@@ -39,7 +40,7 @@ def _exposition() -> Exposition:
     config = load_config(_CONFIG)
     rates = dict.fromkeys(RateKind, Term(Rate(8_000)))
     terms = PresentTerms({network.name: rates for network in config.networks})
-    view = View(Snapshot(networks=config.networks, terms=terms), Enforcement(), {}, Now(0.0, 0.0))
+    view = View(Snapshot(networks=config.networks, terms=terms), Enforcement(), {}, Now(0.0, 0.0), ComparedGroups(0.01))
     sniffer = {"dropped": 0, "counters": {}}
     running = RunningConfig(config, 0.0)
     return Exposition(MetricFamilies(running, lambda: view, lambda: sniffer, lambda: [ClientSums("10.1.0.1", 0, 0, 0)]))

@@ -22,6 +22,13 @@ _REFUSED: Final = ("unknown_token", "wrong_hmac", "wrong_key", "wrong_direction"
 _UPLINK: Final = "uplink"
 _RATES: Final = tuple((direction, kind) for direction in ("downlink", _UPLINK) for kind in ("cap", "limit"))
 _SUMS: Final = ("ip_sent", "ip_sent_throttled", "ip_received", "held_back_ms")
+_FIGURES: Final = (
+    ("on networks with a cap, each", "bytes_with_cap", 1e-6, "MB"),
+    ("on networks with a cap, of all bytes", "share_with_cap", 100, "%"),
+    ("rate of downloads from 1 MB on", "rate_bps", 1e-6, "Mb/s"),
+)
+"""What the control group is compared by: name, key, and unit."""
+
 _LEVELS: Final = {"ok": "green", "note": "yellow", "unknown": "yellow", "problem": "red"}
 
 
@@ -56,7 +63,33 @@ def show_status(data: Json) -> None:
         console.print(f"not enforced: {line}", style="red", markup=False)
     for error in daemon["errors"]:
         console.print(f"error: {error}", style="red", markup=False)
+    if daemon["control_group"] is not None:
+        _show_control_group(console, daemon["control_group"])
     _show_networks(console, data["networks"])
+
+
+def _show_control_group(console: Console, compared: Json) -> None:
+    """What caps change, by the connections that have ended: mean of each group, and the difference."""
+    groups, differences = (compared["capped"], compared["control"]), compared["differences"]
+    table = Table(
+        f"control group ({100 * compared['share']:g}%)",
+        "with caps",
+        "without",
+        "difference (95 % confidence)",
+        box=None,
+    )
+    table.add_row("ended connections", *(str(group["connections"]) for group in groups))
+    for name, key, scale, unit in _FIGURES:
+        means = ("-" if group[key] is None else f"{scale * group[key]:.2f} {unit}" for group in groups)
+        difference = differences[key]
+        table.add_row(
+            name,
+            *means,
+            f"not enough connections yet: {compared['min_connections']} in each group"
+            if difference is None
+            else f"{scale * difference['low']:+.2f} to {scale * difference['high']:+.2f} {unit}",
+        )
+    console.print(table)
 
 
 def _capture(capture: Json) -> str:

@@ -24,9 +24,11 @@ from mptcp_throttle.cli import doctor, main, parser, setup_commands
 from mptcp_throttle.cli.doctor import service_checks
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.features import FeatureName
+from mptcp_throttle.model import Token
 from mptcp_throttle.rpc import Json, RpcServer
 from mptcp_throttle.rpc.wire import encode_connection
 from mptcp_throttled.accounting.accounts import NetworkAccounts
+from mptcp_throttled.accounting.control_group import ComparedGroups, GroupSums
 from mptcp_throttled.accounting.history import Account, History, Kind
 from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.view import View
@@ -35,6 +37,7 @@ from mptcp_throttled.control.requests import Request, T
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Clock, Now
+from mptcp_throttled.vocabulary.control_group import EndedConnection
 from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, SteeringCounters, UplinkCounters
 from mptcp_throttled.vocabulary.traffic import Traffic
 
@@ -102,7 +105,16 @@ def view_of(running: LoopOnModels) -> View:
     """The snapshot of a loop, and what was observed."""
     enforcement = Enforcement(rates={ends("10.1.0.1"): 125_000.0})
     accounts = {"wifi": NetworkAccounts(Traffic(sent=1))}
-    return View(running.loop.snapshot, enforcement, accounts, Now.of(running.clock))
+    return View(running.loop.snapshot, enforcement, accounts, Now.of(running.clock), compared_groups())
+
+
+def compared_groups() -> ComparedGroups:
+    """Large enough for all differences."""
+    group = GroupSums()
+    for megabytes in range(1, 40):
+        sent = megabytes * 1_000_000
+        group = group.plus(EndedConnection(Token(1), is_control=False, seconds=1.0, sent=sent, sent_with_cap=sent // 2))
+    return ComparedGroups(0.01, group, group)
 
 
 def api_on_models(directory: Path) -> Api:

@@ -12,9 +12,10 @@ from examples import client, connection, subflow
 from loops import snapshot_of
 from worlds import configuration
 
-from mptcp_throttle.model import Connection
+from mptcp_throttle.model import Connection, Token
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import NetworkAccounts
+from mptcp_throttled.accounting.control_group import ComparedGroups, GroupSums
 from mptcp_throttled.accounting.history import ClientSums
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition
@@ -23,6 +24,7 @@ from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.reporting.instruments import NAMESPACE
 from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.control_group import EndedConnection
 from mptcp_throttled.vocabulary.traffic import Traffic
 
 REFERENCE: Final = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text(encoding="utf-8")
@@ -40,6 +42,11 @@ ACCOUNTS: Final = {
         (0, 1, 0, 2, 0, 0, 0, 0, 0, 0),
     )
 }
+GROUPS: Final = ComparedGroups(
+    0.01,
+    GroupSums().plus(EndedConnection(Token(1), is_control=False, seconds=1.0, sent=10, sent_with_cap=4)),
+    GroupSums().plus(EndedConnection(Token(2), is_control=True, seconds=1.0, sent=9, sent_with_cap=8)),
+)
 SNIFFER: Final = {"dropped": 3, "counters": {"connections_not_tracked": 4}}
 Values = dict[tuple[str, ...], float]
 
@@ -58,7 +65,7 @@ class Metrics:
         snapshot = snapshot_of(directory, *connections, paused=paused)
         self.families = MetricFamilies(
             RunningConfig(configuration(), 1000.0),
-            lambda: View(snapshot, Enforcement(), ACCOUNTS, Now(0.0, 0.0)),
+            lambda: View(snapshot, Enforcement(), ACCOUNTS, Now(0.0, 0.0), GROUPS),
             sniffer,
             None if clients is None else lambda: clients,
         )
@@ -106,6 +113,17 @@ def test_bytes_rtts_and_times_held_back_are_those_of_the_accounts(tmp_path: Path
     assert [buckets["wifi", bound] for bound in ("0.005", "0.01", "0.025", "0.05", "+Inf")] == [0, 1, 1, 3, 3]
     assert metrics.values("rtt_seconds_sum")["wifi",] == 0.5
     assert metrics.values("rate_bytes_per_second") == {("ethernet", "downlink", "cap"): 125_000}  # no other rate
+
+
+def test_groups_are_those_of_the_comparison(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path)
+    assert metrics.values("ended_connections_total") == {("capped",): 1, ("control",): 1}
+    assert metrics.values("ended_connections_sent_bytes_total") == {
+        ("capped", "true"): 4,
+        ("capped", "false"): 6,
+        ("control", "true"): 8,
+        ("control", "false"): 1,
+    }
 
 
 @pytest.mark.parametrize("paused", [False, True])

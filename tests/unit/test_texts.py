@@ -9,11 +9,17 @@ from examples import connection, subflow
 from loops import snapshot_of
 
 from mptcp_throttle.cli import tables
-from mptcp_throttled.answers.status import connections
+from mptcp_throttle.features import FeatureName
+from mptcp_throttle.model import Token
+from mptcp_throttled.accounting.control_group import ComparedGroups, GroupSums
+from mptcp_throttled.answers.status import connections, status
+from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.reporting.eventlog import log_pause_at_start
 from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.control_group import EndedConnection
+from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import Snapshot, SnifferState
 
@@ -39,6 +45,40 @@ def test_connections_are_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
     snapshot = snapshot_of(tmp_path, connection(1, subflow("10.1.0.1"), subflow("10.2.0.1")))
     tables.show_connections(connections(View(snapshot, Enforcement(), {}, NOW)))
     assert "10.1.0.1 40000" in capsys.readouterr().out
+
+
+def shown_status(groups: ComparedGroups | None, capsys: pytest.CaptureFixture[str]) -> str:
+    snapshot = Snapshot(features=dict.fromkeys(FeatureName, FeatureState()))
+    view = View(snapshot, Enforcement(), {}, NOW, groups)
+    tables.show_status({**status(view, SubflowCounts(), ("eth0",), {"problems": []}), "capture": None})
+    return " ".join(capsys.readouterr().out.split())
+
+
+def group(number: int, *, with_cap: int) -> GroupSums:
+    sums = GroupSums()
+    for _ in range(number):
+        sums = sums.plus(
+            EndedConnection(Token(1), is_control=False, seconds=2.0, sent=4_000_000, sent_with_cap=with_cap)
+        )
+    return sums
+
+
+def test_control_group_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_status(ComparedGroups(0.015, group(100, with_cap=500_000), group(30, with_cap=2_000_000)), capsys)
+    assert "control group (1.5%)" in shown
+    assert "ended connections 100 30" in shown
+    assert "on networks with a cap, each 0.50 MB 2.00 MB -1.50 to -1.50 MB" in shown
+    assert "on networks with a cap, of all bytes 12.50 % 50.00 % -37.50 to -37.50 %" in shown
+    assert "rate of downloads from 1 MB on 16.00 Mb/s 16.00 Mb/s +0.00 to +0.00 Mb/s" in shown
+
+
+def test_small_control_group_says_that_it_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_status(ComparedGroups(0.01, group(100, with_cap=500_000)), capsys)
+    assert "0.50 MB - not enough connections yet: 30 in each group" in shown
+
+
+def test_without_a_control_group_nothing_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "control group" not in shown_status(None, capsys)
 
 
 @pytest.mark.parametrize(

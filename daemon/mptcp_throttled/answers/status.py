@@ -13,6 +13,7 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.accounts import NetworkAccounts
+from mptcp_throttled.accounting.control_group import MIN_CONNECTIONS, ComparedGroups, GroupSums, Interval
 from mptcp_throttled.accounting.history import Account, Period
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import View
@@ -51,6 +52,7 @@ def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], confi
             },
             "errors": list(snapshot.errors),
             "not_enforced": _not_enforced(view.enforcement),
+            "control_group": None if view.groups is None else _control_group(view.groups),
         },
         "sniffer": {
             "connected": snapshot.sniffer.problem is None,
@@ -88,6 +90,38 @@ def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
 def pause_status(pause: Pause | None, now: Now) -> Json:
     """`{expires_at, seconds_left}`, both null if it lasts until resumed; null if there is no pause."""
     return None if pause is None else encode_end(pause.end, now)
+
+
+def _control_group(groups: ComparedGroups) -> Json:
+    """The comparison of connections with caps and without, in the answer to `status`."""
+    differences = groups.differences
+    return {
+        "share": groups.share,
+        "min_connections": MIN_CONNECTIONS,
+        "capped": _group(groups.capped),
+        "control": _group(groups.control),
+        "differences": {
+            "bytes_with_cap": _interval(differences.sent_with_cap),
+            "share_with_cap": _interval(differences.share_with_cap),
+            "rate_bps": _interval(differences.rate, 8),
+        },
+    }
+
+
+def _group(sums: GroupSums) -> Json:
+    return {
+        "connections": sums.sent.number,
+        "sent": sums.sent.total,
+        "sent_with_cap": sums.sent_with_cap.total,
+        "bytes_with_cap": sums.sent_with_cap.mean,
+        "share_with_cap": sums.share_with_cap,
+        "downloads": sums.rates.number,
+        "rate_bps": _bits(sums.rates.mean),
+    }
+
+
+def _interval(interval: Interval | None, factor: int = 1) -> Json:
+    return None if interval is None else {"low": factor * interval.low, "high": factor * interval.high}
 
 
 def history(account: Account, resolution: int, periods: Iterable[Period]) -> Json:

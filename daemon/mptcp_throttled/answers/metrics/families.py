@@ -18,6 +18,7 @@ from mptcp_throttle.command_line import version
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
+from mptcp_throttled.accounting.control_group import ComparedGroups
 from mptcp_throttled.accounting.history import ClientSums
 from mptcp_throttled.answers.subflow_counts import STATES, UPLINK_STATES, CountedSubflows, SubflowCounts
 from mptcp_throttled.answers.view import View
@@ -57,6 +58,8 @@ class MetricFamilies(Collector):
         yield from _subflow_families(view, self._counted.of(snapshot))
         yield from _rate_families(snapshot)
         yield from _traffic_families([network.name for network in snapshot.networks], view.accounts)
+        if view.groups is not None:
+            yield from _control_group_families(view.groups)
         with suppress(RpcError):  # `ready` says whether it answers
             yield from _sniffer_families(self._sniffer_status())
         if self._top_clients is not None:
@@ -190,6 +193,24 @@ def _client_families(clients: Sequence[ClientSums]) -> Iterator[Metric]:
         "Time, summed over connections, in which data for these clients was held back in the last 10 minutes.",
         ("client",),
         [((client.name,), client.held_back_ms / 1000) for client in clients],
+    )
+
+
+def _control_group_families(groups: ComparedGroups) -> Iterator[Metric]:
+    sums = {"capped": groups.capped, "control": groups.control}
+    yield _counter(
+        "ended_connections",
+        "Connections that have ended, with caps or in the control group; only with daemon.control_group.",
+        ("group",),
+        [((name,), group.sent.number) for name, group in sums.items()],
+    )
+    with_cap = [((name, "true"), group.sent_with_cap.total) for name, group in sums.items()]
+    without = [((name, "false"), group.sent.total - group.sent_with_cap.total) for name, group in sums.items()]
+    yield _counter(
+        "ended_connections_sent_bytes",
+        "Payload bytes sent on them; with_cap: over access networks with a cap.",
+        ("group", "with_cap"),
+        [*with_cap, *without],
     )
 
 
