@@ -48,7 +48,7 @@ struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	bool is_mptcp;
 	__u32 write_seq, snd_nxt, snd_una, snd_wl1, snd_wnd, segs_out, rcv_nxt, rcv_wnd, rcv_wup, notsent_lowat, tsoffset;
-	__u32 srtt_us;
+	__u32 srtt_us, max_window;
 	__u64 tcp_mstamp, bytes_received, bytes_sent, bytes_acked, bytes_retrans;
 	struct tcp_options_received rx_opt;
 };

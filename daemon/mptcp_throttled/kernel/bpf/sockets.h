@@ -36,14 +36,14 @@ static __always_inline bool is_listening(struct tcp_sock *tp)
 	return tp->inet_conn.icsk_inet.sk.__sk_common.skc_state == BPF_TCP_LISTEN;
 }
 
-/* Whether TCP drops the segment: it acknowledges what was never sent, or is outside the receive
- * window. The bounds are looser than TCP's, which has not processed its backlog. Checksum and time
- * stamps are not looked at. */
+/* Whether TCP drops the segment: it acknowledges what was never sent, or less than RFC 5961, section
+ * 5.2, permits, or is outside the receive window. The bounds are looser than TCP's, which has not
+ * processed its backlog. Checksum and time stamps are not looked at. */
 static __always_inline bool is_implausible(struct tcp_sock *tp, const struct segment *segment)
 {
-	__u32 sequence = bpf_ntohl(segment->tcp.seq);
+	__u32 sequence = bpf_ntohl(segment->tcp.seq), acknowledgment = bpf_ntohl(segment->tcp.ack_seq);
 
-	return is_after(bpf_ntohl(segment->tcp.ack_seq), tp->write_seq) ||
+	return is_after(acknowledgment, tp->write_seq) || is_after(tp->snd_una - tp->max_window, acknowledgment) ||
 	       is_after(sequence, tp->rcv_nxt + tp->rcv_wnd) || is_after(tp->rcv_wup, sequence + segment->payload);
 }
 
