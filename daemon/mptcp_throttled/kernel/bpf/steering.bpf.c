@@ -202,15 +202,6 @@ static __always_inline void look_for_uncounted(struct steered *steered, struct t
 	steered->is_uncounted |= uncounted > UNCOUNTED_BYTES;
 }
 
-/* MPTCP takes an ACK without DSS for the end of MPTCP until a client has sent data on the first
- * subflow, or has acknowledged one that the proxy has opened (net/mptcp/options.c,
- * check_fully_established). */
-static __always_inline bool may_be_told(struct tcp_sock *tp)
-{
-	return BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), fully_established) &&
-	       (joined(tp) || BPF_CORE_READ(tp, bytes_received));
-}
-
 /* Tells MPTCP at the proxy whether a subflow is a backup, by an ACK that is made of this packet. */
 static __always_inline void tell(struct __sk_buff *skb, struct steered *steered, struct tcp_sock *tp,
 				 enum proxy_told told, __u64 now)
@@ -426,7 +417,8 @@ static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pu
 	if (!has_less_preferred_cap(&ends, pulse->preference))
 		return 0;
 	steered = bpf_map_lookup_elem(&steered_subflows, &ends);
-	if (!steered || !steered->is_capped || steered->client_wants_backup || steered->is_uncounted)
+	if (!steered || !steered->is_capped || steered->client_wants_backup || steered->is_uncounted ||
+	    !may_be_told(tp))
 		return 0;
 	if (!helps(tp, steered, &pulse->waiting, pulse->now)) {
 		pulse->next = pulse->now + RETRY_PULSE_NS;

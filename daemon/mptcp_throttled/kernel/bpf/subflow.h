@@ -36,6 +36,15 @@ static __always_inline bool joined(struct tcp_sock *tp)
 	return BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), mp_join);
 }
 
+/* MPTCP takes an ACK without DSS for the end of MPTCP until a client has sent data on the first
+ * subflow, or has acknowledged one that the proxy has opened (net/mptcp/options.c,
+ * check_fully_established). */
+static __always_inline bool may_be_told(struct tcp_sock *tp)
+{
+	return BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), fully_established) &&
+	       (joined(tp) || BPF_CORE_READ(tp, bytes_received));
+}
+
 /* Whether MPTCP sends data again that a subflow had when it died (net/mptcp/protocol.c,
  * __mptcp_retransmit_pending_data). */
 static __always_inline bool recovers(struct tcp_sock *tp)

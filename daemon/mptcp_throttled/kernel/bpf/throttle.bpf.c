@@ -236,9 +236,9 @@ static __always_inline bool is_provisional(struct subflow *subflow, struct netwo
 enum cap { NO_CAP, PACED, STEERED };
 
 /* Whether steering.bpf.c holds the subflow back while it is capped. It leaves alone what the client
- * wants as a backup, and what it holds is free while the client wants the preferred path as one: a
- * client that changes priorities all the time is paced. `is_new`: just established, so that
- * steering.bpf.c has not seen it. */
+ * wants as a backup, and what MPTCP can be told nothing of. What it holds is free while the client
+ * wants the preferred path as a backup: a client that changes priorities all the time is paced.
+ * `is_new`: just established, so that steering.bpf.c has not seen it. */
 static __always_inline bool is_steered(struct tcp_sock *tp, const struct subflow *subflow, const struct ends *ends,
 				       bool is_new, __u64 now)
 {
@@ -248,7 +248,7 @@ static __always_inline bool is_steered(struct tcp_sock *tp, const struct subflow
 		return false;
 	steered = bpf_map_lookup_elem(&steered_subflows, ends);
 	if (steered)
-		return !steered->client_wants_backup && !steered->is_uncounted;
+		return !steered->client_wants_backup && !steered->is_uncounted && may_be_told(tp);
 	return is_new && !kernel_says_backup(subflow_context(tp));
 }
 
