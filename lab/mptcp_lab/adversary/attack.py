@@ -40,6 +40,10 @@ CAPPED: Final = Rate(1_000_000)
 
 FREE: Final = ETHERNET.rate
 
+STILL_FLOWS: Final = 0.5
+LEAST_BY_PULSES: Final = 0.1
+"""Steering lets a path send only while Wi-Fi is saturated, which it is not always when the client is a program."""
+
 _WIFI, _ETHERNET = WIFI_FIRST
 LIMITED: Final = (_WIFI, _ETHERNET.with_rates({RateKind.CAP: None, RateKind.LIMIT: CAPPED}))
 """As `WIFI_FIRST`, with a limit instead of the cap."""
@@ -74,7 +78,8 @@ class Attack:
 
     Before the attack the path has the `rate`, or `rate_before`. During it, a `throttled` path must not exceed the
     `rate`, and any other must keep it and stay free. An attack that begins with honest JOINs and connections counts
-    after `grace` seconds. A `lasting` attack cannot be undone.
+    after `grace` seconds. A `lasting` attack cannot be undone. Before and during it, a `throttled` path must carry the
+    share `least` of its rate: if it carries nothing, nothing was shown.
     """
 
     name: str
@@ -87,6 +92,7 @@ class Attack:
     lasting: bool = False
     rate_before: Rate | None = None
     grace: float = 0.0
+    least: float = STILL_FLOWS
 
     @property
     def rate(self) -> Rate:
@@ -98,8 +104,8 @@ def prepare(lab: Lab) -> None:
     """Start what attacks need beside Squid; and no kernel answers what the adversaries' own programs receive."""
     start_pour(lab.proxy, POUR_PORT)
     for name, port in (("forger", PORT), ("raw", POUR_PORT)):
-        reset = ("-p", "tcp", "--dport", str(port), "--tcp-flags", "RST", "RST", "-j", "DROP")
-        lab.clients[name].run("iptables-legacy", "-A", "OUTPUT", *reset)
+        by_kernel = ("-p", "tcp", "--dport", str(port), "--tcp-flags", "RST", "RST", "-m", "mark", "--mark", "0")
+        lab.clients[name].run("iptables-legacy", "-A", "OUTPUT", *by_kernel, "-j", "DROP")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from mptcp_lab.adversary.escapes import (
     HALF_CLOSED,
     REJOINING,
     SIX_ADDRESSES,
+    STEERED,
     TOGGLING,
 )
 from mptcp_lab.adversary.off_path import FABRICATED, IMPOSED, LIFTED, LIFTED_LIMIT
@@ -26,5 +27,6 @@ BY_CLIENTS: Final = (
     CROWDING,
     SIX_ADDRESSES,
     ANNOUNCING,
+    *STEERED,
 )
 ATTACKS: Final = (*OFF_PATH, *BY_CLIENTS)

@@ -9,7 +9,18 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.adversary.attack import FREE, LIMITED, POUR_PORT, Act, Adversary, Attack, Begin, Site, downloading
+from mptcp_lab.adversary.attack import (
+    FREE,
+    LEAST_BY_PULSES,
+    LIMITED,
+    POUR_PORT,
+    Act,
+    Adversary,
+    Attack,
+    Begin,
+    Site,
+    downloading,
+)
 from mptcp_lab.origin import endless
 from mptcp_lab.process import wait_until
 from mptcp_lab.scenario.plan import in_url
@@ -19,11 +30,13 @@ from mptcp_lab.topology import ETHERNET, WIFI
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mptcp_lab.host import Host
     from mptcp_lab.process import Process
     from mptcp_lab.topology import AccessLink
 
 _ENDPOINT_ID: Final = 99
 _ANNOUNCED_PORT: Final = 9999
+_BOTH: Final = (ETHERNET, WIFI)
 _PATH_MANAGER: Final = "net/mptcp/pm_type"
 _CONGESTION_CONTROL: Final = "net/ipv4/tcp_congestion_control"
 _serial: Final = itertools.count(1)
@@ -102,9 +115,19 @@ def _raw(attack: str, links: Sequence[AccessLink]) -> Begin:
     return begin
 
 
+def _crowding(attack: str) -> Begin:
+    """With a path manager in user space on the proxy, which permits more than nine subflows."""
+
+    @contextmanager
+    def begin(site: Site) -> Iterator[Act]:
+        with _many_subflows(site.lab.proxy), _raw(attack, _BOTH)(site) as act:
+            yield act
+
+    return begin
+
+
 @contextmanager
-def _crowding(site: Site) -> Iterator[Act]:
-    proxy = site.lab.proxy
+def _many_subflows(proxy: Host) -> Iterator[None]:
     settings = {
         # In the kernel's own path manager a connection has nine subflows at most (net/mptcp/pm.c, MPTCP_PM_ADDR_MAX).
         _PATH_MANAGER: "1",
@@ -114,8 +137,7 @@ def _crowding(site: Site) -> Iterator[Act]:
     before = {path: proxy.run("cat", f"/proc/sys/{path}").stdout.strip() for path in settings}
     proxy.sysctl(settings)
     try:
-        with _raw("crowd", [ETHERNET, WIFI])(site) as act:
-            yield act
+        yield
     finally:
         proxy.sysctl(before)
 
@@ -206,8 +228,9 @@ HALF_CLOSED: Final = (
         "DATA_FIN, and FIN on the capped path, then it goes on receiving over both",
         Adversary.CLIENT,
         "raw",
-        _raw("half-close", [ETHERNET, WIFI]),
+        _raw("half-close", _BOTH),
         lasting=True,
+        least=LEAST_BY_PULSES,
     ),
 )
 
@@ -236,11 +259,59 @@ CROWDING: Final = Attack(
     "ten JOINs over Ethernet before that over Wi-Fi, where a path manager in user space permits it",
     Adversary.CLIENT,
     "raw",
-    _crowding,
+    _crowding("crowd"),
     lasting=True,
     rate_before=FREE,
     grace=3.0,
 )
+
+
+def _steered(name: str, does: str, begin: Begin) -> Attack:
+    """By a client whose Ethernet path is held back."""
+    return Attack(name, does, Adversary.CLIENT, "raw", begin, lasting=True, least=LEAST_BY_PULSES)
+
+
+ALTERNATING: Final = _steered(
+    "alternating-priority", "500 MP_PRIO per second on the capped path, B changed each time", _raw("alternate", _BOTH)
+)
+
+REUSING: Final = _steered(
+    "reused-port",
+    "five times per second MP_PRIO(B=1) and RST on a second capped path, and a JOIN from the same port",
+    _raw("reuse", _BOTH),
+)
+
+CROWDING_LATE: Final = _steered(
+    "crowding-late", "ten JOINs over Ethernet after that over Wi-Fi", _crowding("crowd-late")
+)
+
+CHURNING: Final = _steered(
+    "short-subflows", "ten times per second RST on a second capped path, and a JOIN", _raw("churn", _BOTH)
+)
+
+STEERED: Final = (
+    ALTERNATING,
+    _steered("repeated-regular", "500 MP_PRIO(B=0) per second on the capped path", _raw("regular", _BOTH)),
+    REUSING,
+    CHURNING,
+    CROWDING_LATE,
+    _steered("narrow-window", "a receive window of 32 kB on Wi-Fi, which is full all the time", _raw("narrow", _BOTH)),
+)
+
+CLOSED_WINDOW: Final = _steered("closed-window", "a receive window of 0 on Wi-Fi", _raw("close", _BOTH))
+"""Not in the catalogue: it frees the client, at the price of its Wi-Fi."""
+
+SILENT: Final = _steered(
+    "silent", "no request, so that MPTCP can be told nothing of the capped path", _raw("silent", _BOTH)
+)
+"""Not in the catalogue: HTB would hold it back alone."""
+
+GUESSING: Final = _steered(
+    "guessed-sequence",
+    "200 MP_PRIO per second on the capped path, in TCP's receive window, with an acknowledgment that TCP does not take",
+    _raw("guess", _BOTH),
+)
+"""Not in the catalogue: what a host off the path could send that has guessed a number."""
 
 SIX_ADDRESSES: Final = Attack(
     "six-addresses",

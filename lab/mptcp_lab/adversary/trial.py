@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mptcp_lab.adversary.attack import Adversary
+from mptcp_lab.adversary.attack import STILL_FLOWS, Adversary
 from mptcp_lab.curve import MEGA
 from mptcp_lab.process import wait_until
 from mptcp_lab.sampler import PathMeter
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 PEAK_SECONDS: Final = 5.0
 MOST_OF_RATE: Final = 1.05
 """Of its rate, what a throttled path may carry over any `PEAK_SECONDS`."""
-
-STILL_FLOWS: Final = 0.5
-"""Of its rate, what a throttled path of a client that attacks must carry: if it carries nothing, nothing was shown."""
 
 LEAST_OF_RATE: Final = 0.98
 """Of its rate before the attack, what a free path must still carry."""
@@ -77,7 +73,7 @@ class Outcome:
             return False
         if self.attack.throttled:
             rate = self.attack.rate.bits_per_second / MEGA
-            return STILL_FLOWS * rate <= during.rate and during.peak <= most * rate
+            return self.attack.least * rate <= during.rate and during.peak <= most * rate
         return self.before is not None and during.rate >= least * self.before.rate
 
 
@@ -89,7 +85,7 @@ def carry_out(attack: Attack, site: Site, seconds: float, *, around: bool = True
     client = site.lab.clients[attack.client]
     with attack.begin(site) as act, PathMeter(client, (ETHERNET.interface,)) as meter:
         trial = _Trial(site, meter)
-        trial.wait_settled((attack.rate_before or attack.rate).bits_per_second / MEGA)
+        trial.wait_settled((attack.rate_before or attack.rate).bits_per_second / MEGA, attack.least)
         before = trial.window(seconds) if around or not attack.throttled else None
         with act():
             time.sleep(attack.grace)
@@ -123,13 +119,17 @@ class _Trial:
         self._site = site
         self._meter = meter
 
-    def wait_settled(self, rate: float) -> None:
-        """Wait until the path has had this rate, in Mb/s, for some seconds: TCP knows it, and queues have drained."""
+    def wait_settled(self, rate: float, least: float) -> None:
+        """Wait until the path has had this rate, in Mb/s, for some seconds: TCP knows it, and queues have drained.
+
+        If less than half of it is enough, `least` of it is.
+        """
+        lowest = rate * (least if least < STILL_FLOWS else 1 - _SETTLED)
 
         def settled() -> bool:
             now, curve = self._meter.interfaces[-1].at, self._meter.received(ETHERNET.interface)
             seconds = (curve.mbps(now - ago - 1, now - ago) for ago in range(_SETTLED_SECONDS))
-            return all(math.isclose(mbps, rate, rel_tol=_SETTLED) for mbps in seconds)
+            return all(lowest <= mbps <= (1 + _SETTLED) * rate for mbps in seconds)
 
         wait_until(settled, f"{rate:g} Mb/s over Ethernet before the attack", _PATIENCE_SECONDS)
 
