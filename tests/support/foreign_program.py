@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
 
 _SOURCE: Final = Path(__file__).with_name("foreign.bpf.c")
-_SYS_PIDFD_GETFD: Final = 438  # include/uapi/asm-generic/unistd.h
+SYS_PIDFD_GETFD: Final = 438  # include/uapi/asm-generic/unistd.h
 # SO_NETNS_COOKIE: include/uapi/asm-generic/socket.h
 _PRINT_COOKIE: Final = """\
 import socket, sys
@@ -85,7 +85,7 @@ def sockets_of(pid: int, port: int) -> Iterator[socket.socket]:
     process = os.pidfd_open(pid)
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
-            descriptor = library.syscall(_SYS_PIDFD_GETFD, process, int(name), 0)
+            descriptor = library.syscall(SYS_PIDFD_GETFD, process, int(name), 0)
             if descriptor < 0:
                 continue
             try:

@@ -15,6 +15,7 @@ import mptcp_sniffer.main
 import mptcp_throttle.cli
 import mptcp_throttle_web.main
 import mptcp_throttled.main
+from mptcp_lab.adversary.catalogue import BY_CLIENTS
 from mptcp_throttle.errors import EXIT_STATUSES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -57,6 +58,17 @@ def test_invariants_name_tests_that_exist() -> None:
         for kind, file, test in named:
             path = REPOSITORY / "tests" / {"A": "adversary", "I": "integration", "U": "unit"}[kind] / file
             assert f"\ndef {test}(" in path.read_text(encoding="utf-8"), f"{path}::{test}"
+
+
+def test_threat_model_names_attacks_that_are_tested() -> None:
+    document = (REPOSITORY / "docs/explanation/security.md").read_text(encoding="utf-8")
+    section = document.partition("\n## Steering\n")[2].partition("\n## ")[0]
+    code = (REPOSITORY / "tests/adversary/test_steering.py").read_text(encoding="utf-8")
+    tests = set(re.findall(r"^def (test_\w+)", code, re.MULTILINE))
+    columns = [line.split(" | ")[-1] for line in section.splitlines() if line.startswith("| ")][1:]
+    named = [set(re.findall(r"`([\w-]+)`", column)) for column in columns]
+    assert all(named)
+    assert tests <= set().union(*named) <= tests | {attack.name for attack in BY_CLIENTS}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
