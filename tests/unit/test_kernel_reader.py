@@ -100,9 +100,7 @@ def test_requests_soon_after_each_other_lead_to_one_reading(readings: Readings) 
         assert readings.begun == 2
 
 
-def test_requests_without_end_lead_to_few_readings_where_they_are_not_urgent(
-    readings: Readings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_are_not_urgent_lead_to_few_readings(readings: Readings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_reader, "_GATHER_SECONDS", 0.0)
     monkeypatch.setattr(kernel_reader, "_PATIENT_SECONDS", 0.4)
     reader, is_running = running(is_patient=True)

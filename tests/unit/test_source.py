@@ -123,7 +123,7 @@ def test_source_asks_with_its_present_patience(monkeypatch: pytest.MonkeyPatch) 
         (False, False, [RateKind.CAP], Haste(0.0, 0.0)),
     ],
 )
-def test_new_connections_are_not_urgent_only_while_the_kernel_caps_by_itself(
+def test_new_connections_may_wait_while_steering_caps_alone(
     paced: bool, steered: bool, kinds: list[RateKind], expected: Haste
 ) -> None:
     works = {FeatureName.PACING: paced, FeatureName.STEERING: steered}

@@ -45,9 +45,9 @@ def haste(snapshot: Snapshot) -> Haste:
     """
     if snapshot.problem_of(FeatureName.PACING) is not None:
         return Haste()
-    others = {kind for rates in snapshot.terms.rates.values() for kind in rates} - {RateKind.CAP}
+    has_only_caps = all(kind is RateKind.CAP for rates in snapshot.terms.rates.values() for kind in rates)
     is_steered = snapshot.problem_of(FeatureName.STEERING) is None
-    return Haste(_BATCH_SECONDS, _LASTING_SECONDS if is_steered and not others else 0.0)
+    return Haste(_BATCH_SECONDS, _LASTING_SECONDS if is_steered and has_only_caps else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
