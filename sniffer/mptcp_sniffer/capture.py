@@ -252,13 +252,14 @@ class Captures:
     def frames(self, seconds: float, gather: float = 0.0) -> Seen:
         """The frames that have arrived, up to a thousand per interface. Closes the captures that are lost.
 
-        Waits up to `seconds` for a frame, and `gather` seconds for more: to be woken for a frame takes longer than to
-        process it. While frames arrive fast, it lets only some gather.
+        Lets frames gather for `gather` seconds, then waits up to `seconds` for the first: to be woken for a frame takes
+        longer than to process it. While frames arrive fast, it lets only some gather.
         """
         if any(capture.is_fast for capture in self._open.values()):
             time.sleep(_GATHER_SECONDS)
-        elif self._readable.poll(seconds * 1000) and gather:
+        else:
             time.sleep(gather)
+            self._readable.poll(seconds * 1000)
         now = time.monotonic()
         are_names_due = now >= self._names_due
         if are_names_due:

@@ -106,6 +106,11 @@ class PublishedTable:
         with self._changed:
             return {"epoch": self._epoch, "revision": self._revision}
 
+    def knows(self, token: Token) -> bool:
+        """Whether the connection is live, and a reader has been told of it."""
+        with self._changed:
+            return token in self._connections and token not in self._unknown
+
     def snapshot(self, after: int = -1) -> Json:
         """A part of the table: `{epoch, revision, connections, next}`, the connections with tokens above `after`.
 

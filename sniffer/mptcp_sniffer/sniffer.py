@@ -28,6 +28,8 @@ _log = logging.getLogger("mptcp-sniffer")
 
 _POLL_SECONDS: Final = 0.2
 _GATHER_SECONDS: Final = 0.2
+# How long frames do not gather after a JOIN to a connection that readers know: its subflow needs a class.
+_JOIN_SECONDS: Final = 1.0
 _REOPEN_SECONDS: Final = 1.0
 _ROOT: Final = 0
 
@@ -43,6 +45,7 @@ class Sniffer:
         proxy, buffer_bytes = config.proxy, config.sniffer.capture_buffer
         self._captures = Captures(proxy.interfaces, lambda name: Capture(name, proxy.ports, buffer_bytes))
         self._reopen_due = 0.0
+        self._join_until = 0.0
         self._refusals: dict[str, str] = {}
         self._captured_before: set[str] = set()
         self._started_at = time.monotonic()
@@ -150,11 +153,14 @@ class Sniffer:
             self._kernel_reader.request()
 
     def _observe_frames(self) -> None:
-        seen = self._captures.frames(_POLL_SECONDS, _GATHER_SECONDS if self._table.is_patient else 0.0)
+        may_gather = self._table.is_patient and time.monotonic() >= self._join_until
+        seen = self._captures.frames(_POLL_SECONDS, _GATHER_SECONDS if may_gather else 0.0)
         if seen.frames:
             with self._track() as tracker:
                 tracker.kernel_confirms = self._kernel_reader.available
                 self._publish(tracker.observe_all(self._segments(seen.frames)))
+                if any(map(self._table.knows, tracker.take_joining())):
+                    self._join_until = time.monotonic() + _JOIN_SECONDS
         for lost in seen.lost:
             self._give_up(lost)
 

@@ -156,6 +156,7 @@ class Tracker:
         self._opened_by_proxy: OrderedDict[Token, float] = OrderedDict()
         self._opened_by_proxy_at = -math.inf
         self._unconfirmed = False
+        self._joining: set[Token] = set()
         self.kernel_confirms = False
         self.expects_other_ports = True
 
@@ -172,6 +173,11 @@ class Tracker:
         """Whether anything since the last call needs the confirmation of the kernel list."""
         unconfirmed, self._unconfirmed = self._unconfirmed, False
         return unconfirmed
+
+    def take_joining(self) -> set[Token]:
+        """The connections to which the proxy has answered a JOIN since the last call."""
+        joining, self._joining = self._joining, set()
+        return joining
 
     def observe(self, segment: Segment, at: float, by_proxy: bool | None = None) -> list[TableChange]:
         """The connections that a segment changes, captured at `at`, in seconds of any clock that is never set.
@@ -246,6 +252,7 @@ class Tracker:
             case Joined(token=token):
                 entry = self._entry(token)
                 if entry is not None:
+                    self._joining.add(token)
                     self._unconfirmed = self._unconfirmed or entry.keys is None
                     self._report(EventKind.JOINING, at, entry, _live(handshake, at))
 

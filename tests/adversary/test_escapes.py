@@ -32,8 +32,12 @@ def test_half_closed_subflow_stays_in_the_table_until_the_proxy_ends_it(attack: 
     closed_by_client = ("ss", "-tnH", "state", "close-wait", "sport", "=", f":{POUR_PORT}")
     with attack.begin(site) as act, act():
         eventually(lambda: len(proxy.run(*closed_by_client).stdout.splitlines()) == 1, "the FIN has arrived")
-        (limited,) = [subflow for subflow in site.services.subflows() if subflow.network == "ethernet"]
-        assert limited.kind is not None
+
+        def is_throttled() -> bool:
+            kinds = [subflow.kind for subflow in site.services.subflows() if subflow.network == "ethernet"]
+            return len(kinds) == 1 and kinds[0] is not None
+
+        eventually(is_throttled, "throttled")
         proxy.run("ss", "-K", "-t", "sport", "=", f":{POUR_PORT}")
         eventually(lambda: not site.services.subflows(), "gone", within=1)
 

@@ -93,7 +93,7 @@ def test_frames_of_all_interfaces_come_in_the_order_of_time() -> None:
         assert [seen.at for _, seen in captures.frames(0).frames] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_frames_gather_after_the_first_unless_they_arrive_fast() -> None:
+def test_frames_gather_unless_they_arrive_fast() -> None:
     for is_fast, at_least in ((False, 0.2), (True, 0.0)):
         eth0 = ModelCapture([frame(1.0)], is_fast=is_fast)
         with Interfaces(eth0=eth0).captured() as captures:

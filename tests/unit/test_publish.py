@@ -148,7 +148,10 @@ def test_connection_is_known_to_all_readers_when_one_is_told_of_it() -> None:
     table = PublishedTable(history=16)
     start = table.snapshot()
     table.publish([opened(1)])
+    assert not table.knows(Token(1))
     table.snapshot()
+    assert table.knows(Token(1))
+    assert not table.knows(Token(2))
     for patience in (5.0, 0.0):
         answer = table.changes(start["epoch"], start["revision"], 0, patience)
         assert [change["token"] for change in answer["changes"]] == ["00000001"]

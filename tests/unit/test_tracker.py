@@ -136,6 +136,16 @@ def test_connection_that_has_come_and_gone_between_two_changes_has_ended() -> No
     assert tracker.observe_all([(segment, 1000.0, None) for segment in segments]) == [TableChange(TOKEN, None)]
 
 
+def test_answered_join_is_known_before_it_is_proved() -> None:
+    wire = Wire()
+    *begun, third_ack = joining(WIFI)[:3]
+    changes = wire.tracker.observe_all([(segment, 1000.0, None) for segment in (*opening(ETHERNET), *begun)])
+    assert [len(change.connection.subflows) for change in changes if change.connection is not None] == [1]
+    assert wire.tracker.take_joining() == {TOKEN}
+    wire.tracker.observe(third_ack, 1000.1)
+    assert wire.tracker.take_joining() == set()
+
+
 @pytest.fixture
 def wire() -> Wire:
     return Wire()
