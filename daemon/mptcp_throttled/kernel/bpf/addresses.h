@@ -26,4 +26,12 @@ static __always_inline bool is_mapped_ipv4(const __u8 address[16])
 	return !words[0] && !words[1] && words[2] == bpf_htonl(0xffff);
 }
 
+/* Both are aligned to 4 bytes. memcmp() of 16 bytes is a call, which programs do not have. */
+static __always_inline bool is_same_address(const __u8 *one, const __u8 *other)
+{
+	const __u32 *words = (const void *)one, *others = (const void *)other;
+
+	return words[0] == others[0] && words[1] == others[1] && words[2] == others[2] && words[3] == others[3];
+}
+
 #endif

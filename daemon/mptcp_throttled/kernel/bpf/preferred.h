@@ -99,6 +99,17 @@ static __always_inline struct mptcp_subflow_context *next_member(struct walk *wa
 	return (void *)at - bpf_core_field_offset(struct mptcp_subflow_context, node);
 }
 
+/* The socket of the next member of a connection's list, and its ends; NULL after the last. */
+static __always_inline struct tcp_sock *next_socket(struct walk *walk, struct ends *ends)
+{
+	struct mptcp_subflow_context *context = next_member(walk);
+	struct sock *sk = context ? BPF_CORE_READ(context, tcp_sock) : NULL;
+
+	if (sk)
+		ends_of_socket((void *)sk, ends);
+	return (void *)sk;
+}
+
 enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLOWS };
 
 /* Whether the connection has, on a network that is more preferred, a live subflow, and whether

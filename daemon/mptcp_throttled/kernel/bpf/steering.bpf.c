@@ -308,17 +308,6 @@ static __always_inline bool has_less_preferred_cap(const struct ends *ends, __u3
 	return network && network->pace && network->preference > preference && network->preference != NO_PREFERENCE;
 }
 
-/* The socket of the next member of a connection's list, and its ends; NULL after the last. */
-static __always_inline struct tcp_sock *next_socket(struct walk *walk, struct ends *ends)
-{
-	struct mptcp_subflow_context *context = next_member(walk);
-	struct sock *sk = context ? BPF_CORE_READ(context, tcp_sock) : NULL;
-
-	if (sk)
-		ends_of_socket((void *)sk, ends);
-	return (void *)sk;
-}
-
 /* At the first packet of a subflow: those on less preferred networks are capped from now on. */
 static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock *msk, __u32 preference, __u64 now)
 {

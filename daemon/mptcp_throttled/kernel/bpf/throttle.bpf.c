@@ -43,6 +43,9 @@ char LICENSE[] SEC("license") = "GPL";
  * cap all the time. */
 #define PRIORITY_NS 1000000000ULL
 
+/* So long a new subflow may wait for its own class in that of another. */
+#define OTHERS_CLASS_NS 3000000000ULL
+
 /* The paces in bytes/s, and the class ids, that the daemon has decided. Capped subflows are in both
  * maps; a subflow in `classes` alone is limited, whatever its connection's other subflows do. */
 struct {
@@ -58,12 +61,15 @@ struct {
  * is not 0. `has_unsent_limit`: from us. `class_id` is 0 when it is in no class. `began` is 0 if it
  * is not the first of its connection, or older than the program. `preferred_at` is when the
  * connection had a preferred path that MPTCP used, `unused_at` when only priorities kept it from
- * that. Times are those of bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. */
+ * that. Until `others_class_until` it has `others_class`, while it is capped and has none of its own.
+ * Times are those of bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. */
 struct subflow {
 	__u64 began;
 	__u64 drain_began;
 	__u64 preferred_at;
 	__u64 unused_at;
+	__u64 others_class_until;
+	__u32 others_class;
 	__u32 pace;
 	__u32 pace_before;
 	__u32 unsent_limit_before;
@@ -273,29 +279,74 @@ static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subf
 	}
 }
 
+/* Looks for the class of a subflow from the same address. */
+struct search {
+	struct walk walk;
+	__u8 client[16];
+	__u32 class_id;
+};
+
+/* Returns 1 at the end of the connection's list, or of the search. */
+static long find_class_of_member(__u32 index __attribute__((unused)), struct search *search)
+{
+	struct ends ends = {};
+	__u32 *class_id;
+
+	if (!next_socket(&search->walk, &ends))
+		return 1;
+	if (!is_same_address(ends.client, search->client))
+		return 0;
+	class_id = bpf_map_lookup_elem(&classes, &ends);
+	if (!class_id)
+		return 0;
+	search->class_id = *class_id;
+	return 1;
+}
+
+/* A new subflow may send before steering.bpf.c has held it back, and the daemon has given it a class:
+ * it uses that of a subflow of its connection from the same address. */
+static __always_inline void find_others_class(struct tcp_sock *tp, struct subflow *subflow, const struct ends *ends,
+					      __u64 now)
+{
+	struct search search = { .walk = members_of(connection_of(tp)) };
+
+	__builtin_memcpy(search.client, ends->client, sizeof(search.client));
+	bpf_loop(MAX_SUBFLOWS, find_class_of_member, &search, 0);
+	subflow->others_class = search.class_id;
+	subflow->others_class_until = now + OTHERS_CLASS_NS;
+}
+
 static __always_inline void decide(void *target, struct tcp_sock *tp, struct subflow *subflow, struct network *network,
 				   const struct ends *ends, bool is_new)
 {
-	__u32 *class_id = bpf_map_lookup_elem(&classes, ends);
+	__u32 *own_class = bpf_map_lookup_elem(&classes, ends);
 	__u32 *pace = bpf_map_lookup_elem(&paces, ends);
 	bool may_be_capped = network && network->pace && !in_control_group(subflow->token);
+	__u32 class_id = own_class ? *own_class : 0;
+	__u64 now = bpf_ktime_get_ns();
 	enum cap cap = NO_CAP;
 
 	if (may_be_capped && (pace || subflow->callbacks))
 		cap = cap_of(tp, subflow, network, ends, is_new, pace);
+	if (cap != NO_CAP && !class_id) {
+		if (is_new)
+			find_others_class(tp, subflow, ends, now);
+		if (now < subflow->others_class_until)
+			class_id = subflow->others_class;
+	}
 	if (cap == STEERED) {
 		end_pace(target, tp, subflow, !recovers(tp));
-		set_class(target, tp, subflow, class_id ? *class_id : 0);
+		set_class(target, tp, subflow, class_id);
 	} else if (cap == PACED) {
 		begin_or_change_cap(target, tp, subflow, pace ? *pace : network->pace);
-		set_class(target, tp, subflow, class_id && !subflow->drain_began ? *class_id : 0);
+		set_class(target, tp, subflow, subflow->drain_began ? 0 : class_id);
 	} else {
 		/* A subflow with a pace is in the class of a cap that has ended. Until the daemon
 		 * gives it that of the limit, it stays there. */
 		bool has_class = class_id && (!pace || (network && network->limited));
 
 		end_pace(target, tp, subflow, may_be_capped && waits_for_preferred(tp, subflow));
-		set_class(target, tp, subflow, has_class ? *class_id : 0);
+		set_class(target, tp, subflow, has_class ? class_id : 0);
 	}
 }
 
