@@ -24,6 +24,7 @@ from mptcp_lab import oracle
 from mptcp_lab.adversary.attack import POUR_PORT, Attack, Site
 from mptcp_lab.adversary.escapes import (
     ALTERNATING,
+    CHURNING,
     CLOSED_WINDOW,
     CROWDING,
     CROWDING_LATE,
@@ -278,6 +279,13 @@ def test_subflow_on_a_port_of_an_earlier_one_is_no_backup(world: ProxyWorld) -> 
         assert looks > 0
         assert wanted < 0.2 * looks
         assert capped > 0.8 * looks
+
+
+def test_new_subflow_has_the_class_of_another_before_the_daemon_knows_it(world: ProxyWorld) -> None:
+    with carried_out(CHURNING, world):
+        eventually(lambda: world.marks() != [], "in a class")
+        with world.daemon.suspended():
+            assert receive_rates(world.lab.clients["raw"], SECONDS)["eth0"] < 1.5 * CAP
 
 
 def test_client_without_a_receive_window_on_wifi_has_one_path_at_a_time(world: ProxyWorld) -> None:
