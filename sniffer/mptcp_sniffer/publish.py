@@ -173,7 +173,8 @@ class PublishedTable:
             self._make_known(now - patience)
             if self._closed or epoch != self._epoch or self._last_known_change > revision or revision > self._revision:
                 return
-            oldest = next(iter(self._unknown.values()), math.inf)
+            # What is published from now on may be left out until then; without patience it wakes the reader.
+            oldest = next(iter(self._unknown.values()), now if patience else math.inf)
             self._changed.wait(min(end, oldest + patience) - now)
             now = time.monotonic()
 

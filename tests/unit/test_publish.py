@@ -116,6 +116,18 @@ def test_connection_is_left_out_until_it_is_as_old_as_the_readers_patience() -> 
     assert [change["token"] for change in answer["changes"]] == ["00000001"]
 
 
+def test_connection_that_comes_while_a_reader_waits_is_told_in_time() -> None:
+    table = PublishedTable(history=16)
+    start = table.snapshot()
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        waiting = pool.submit(table.changes, start["epoch"], start["revision"], 5.0, 0.2)
+        eventually(lambda: table._waiting[False] == 1, "a reader that waits")
+        table.publish([opened(1)])
+        assert [change["token"] for change in waiting.result()["changes"]] == ["00000001"]
+        assert time.monotonic() - began < 4
+
+
 def test_reader_with_patience_is_not_woken_by_a_connection_that_ends_soon() -> None:
     table = PublishedTable(history=16)
     start = table.snapshot()
