@@ -13,7 +13,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final, NewType
 
-from mptcp_throttle.units import Rate
+from mptcp_throttle.units import Rate, format_share
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -241,7 +241,7 @@ class Health:
         """The bounds as in a configuration file."""
         return {
             Ailment.RTT: None if self.rtt is None else f"{1000 * self.rtt:g}ms",
-            Ailment.LOSS: None if self.loss is None else f"{100 * self.loss:g}%",
+            Ailment.LOSS: None if self.loss is None else format_share(self.loss),
             Ailment.RATE: None if self.rate is None else str(self.rate),
         }
 

@@ -73,6 +73,11 @@ def parse_share(text: str) -> float:
     return parse_quantity(text, _SHARE_UNITS, 1.0, "share", SHARE_SYNTAX)
 
 
+def format_share(share: float) -> str:
+    """`5%` of a fraction of 1."""
+    return f"{100 * share:.10g}%"
+
+
 def parse_size(text: str) -> int:
     """Parse `8MiB` into bytes. Raises ValueError with what is allowed."""
     return round(parse_quantity(text, _SIZE_UNITS, _MAX_SIZE, "size", SIZE_SYNTAX))

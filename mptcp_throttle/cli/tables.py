@@ -17,6 +17,7 @@ from mptcp_throttle.cli.console import output_console
 from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.findings import not_captured
 from mptcp_throttle.rpc import Json
+from mptcp_throttle.units import format_share
 
 _REFUSED: Final = ("unknown_token", "wrong_hmac", "wrong_key", "wrong_direction", "malformed")
 _UPLINK: Final = "uplink"
@@ -72,7 +73,7 @@ def _show_control_group(console: Console, compared: Json) -> None:
     """What caps change, by the connections that have ended: mean of each group, and the difference."""
     groups, differences = (compared["capped"], compared["control"]), compared["differences"]
     table = Table(
-        f"control group ({100 * compared['share']:g}%)",
+        f"control group ({format_share(compared['share'])})",
         "with caps",
         "without",
         "difference (95 % confidence)",

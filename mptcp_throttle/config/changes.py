@@ -9,6 +9,7 @@ from typing import Final
 from mptcp_throttle.config.schema import RATE_KEYS, Config
 from mptcp_throttle.config.yaml_file import dotted
 from mptcp_throttle.model import AccessNetwork, Network
+from mptcp_throttle.units import format_share
 
 SNIFFER: Final = "mptcp-sniffer"
 DAEMON: Final = "mptcp-throttled"
@@ -157,7 +158,7 @@ def _text(key: str, value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     if key == "daemon.control_group" and isinstance(value, float):
-        return f"{100 * value:.10g}%"
+        return format_share(value)
     if isinstance(value, float):  # durations
         return f"{value:.10g}s"
     return f"{value:#010x}" if key == "daemon.mark_mask" else str(value)

@@ -33,6 +33,7 @@ from mptcp_throttle.model import (
     Network,
     RateKind,
 )
+from mptcp_throttle.units import format_share
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
@@ -141,7 +142,7 @@ def _control_group(service: ServiceFile, file: YamlFile) -> list[str]:
     share = service.daemon.control_group
     if not share or _has_kernel_program(service):
         return []
-    place = f"{file.place('daemon', 'control_group')}: {100 * share:.10g}%"
+    place = f"{file.place('daemon', 'control_group')}: {format_share(share)}"
     return [f"{place}: needs {_KERNEL_PROGRAM}; allowed: 0%, null, or these too"]
 
 
