@@ -123,14 +123,17 @@ class SteeringProgram:
 
     def wants_backup(self, ends: FourTuple) -> bool | None:
         """Whether the client wants the subflow as a backup; None if the programs do not know it."""
-        record = self._subflows.find(pack_ends(ends))
-        return None if record is None else bool(unpack(Steered, record).client_wants_backup)
+        steered = self._find(ends)
+        return None if steered is None else bool(steered.client_wants_backup)
 
     def capped_since(self, ends: FourTuple) -> float | None:
         """When the subflow's present cap began, in monotonic seconds; None if it has none."""
-        record = self._subflows.find(pack_ends(ends))
-        steered = None if record is None else unpack(Steered, record)
+        steered = self._find(ends)
         return steered.capped_at / _NS_PER_SECOND if steered is not None and steered.is_capped else None
+
+    def _find(self, ends: FourTuple) -> Steered | None:
+        record = self._subflows.find(pack_ends(ends))
+        return None if record is None else unpack(Steered, record)
 
     def counters(self) -> SteeringCounters:
         """What the programs have counted."""
