@@ -259,10 +259,8 @@ static __always_inline bool is_steered(struct tcp_sock *tp, const struct subflow
 }
 
 static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subflow, struct network *network,
-				       const struct ends *ends, bool is_new, bool by_daemon)
+				       const struct ends *ends, bool is_new, bool by_daemon, __u64 now)
 {
-	__u64 now = bpf_ktime_get_ns();
-
 	switch (preferred_subflow(tp, network->preference)) {
 	case PREFERRED_USED:
 		subflow->preferred_at = now;
@@ -327,7 +325,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 	enum cap cap = NO_CAP;
 
 	if (may_be_capped && (pace || subflow->callbacks))
-		cap = cap_of(tp, subflow, network, ends, is_new, pace);
+		cap = cap_of(tp, subflow, network, ends, is_new, pace, now);
 	if (cap != NO_CAP && !class_id) {
 		if (is_new)
 			find_others_class(tp, subflow, ends, now);
