@@ -298,7 +298,8 @@ def test_client_without_a_receive_window_on_wifi_has_one_path_at_a_time(world: P
     steps = [began + number * WINDOW_SECONDS for number in range(1, round(2 * SECONDS / WINDOW_SECONDS))]
     rates = [tuple(curve.mbps(at, at + WINDOW_SECONDS) * MEGA for curve in curves) for at in steps]
     are_used = [(ethernet > 3 * CAP, wifi > 0.1 * WIFI.rate.bits_per_second) for ethernet, wifi in rates]
-    assert (True, False) in are_used, rates
+    # Which of them depends on whether MPTCP takes Wi-Fi for stale, which it does sooner or later.
+    assert any(map(any, are_used)), rates
     assert (True, True) not in are_used, rates
 
 
