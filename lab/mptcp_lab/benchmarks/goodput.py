@@ -156,7 +156,7 @@ class Bench:
         ):
             transfer, delivered_bytes = self._start_upload(size) if is_up else self._start_download(size)
             wait_until(lambda: len(services.subflows()) == 2, "two subflows", _CONNECT_SECONDS)
-            with _Delivery(delivered_bytes) as delivered:
+            with Delivery(delivered_bytes) as delivered:
                 if not at_once:
                     _pass(_BEFORE_SECONDS, transfer)
                 begins = time.monotonic()
@@ -288,7 +288,7 @@ def _worst_window(path: Curve, began: float, ended: float) -> float:
     return max(path.mbps(start, min(start + 5, ended)) for start in starts)
 
 
-class _Delivery(Background):
+class Delivery(Background):
     """What the application receives, sampled by a thread while the `with` block runs.
 
     So a slow call of the daemon in the main thread is not taken for a gap.
