@@ -205,14 +205,13 @@ int lower_data_acks(struct __sk_buff *skb)
 
 /* Whether a pure ACK is the fourth packet of the MP_JOIN handshake, and no data of the connection
  * is acknowledged yet. */
-static __always_inline bool needs_keep_alive(struct bpf_sock *sk, const struct segment *segment)
+static __always_inline bool needs_keep_alive(struct tcp_sock *tp, const struct segment *segment)
 {
-	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
-	struct mptcp_sock *msk = tp ? connection_to_proxy(tp) : NULL;
+	struct mptcp_sock *msk = connection_to_proxy(tp);
 
-	/* The first segment of its socket: the SYN/ACK does not count. On a second interface (VLAN,
-	 * bridge) the keep-alive passes here, too, with a lower sequence number. */
-	if (!msk || !joined(tp) || tp->segs_out != 1 || bpf_ntohl(segment->tcp.seq) != tp->snd_nxt)
+	/* On a second interface (VLAN, bridge) the keep-alive passes here, too, with a lower sequence
+	 * number. */
+	if (!msk || !joined(tp) || bpf_ntohl(segment->tcp.seq) != tp->snd_nxt)
 		return false;
 	/* Before Linux 6.5 there is no bytes_acked: loading would fail, and the error would name
 	 * that instead of TCX. */
@@ -224,11 +223,17 @@ int send_keep_alive(struct __sk_buff *skb)
 {
 	struct segment segment;
 	struct bpf_sock *sk = skb->sk;
+	struct tcp_sock *tp;
 	__be32 sequence;
 
 	/* The clone passes here, too, and has no socket. */
-	if (!sk || !parse(skb, &segment, false) || segment.payload || !segment.tcp.ack || segment.tcp.syn ||
-	    segment.tcp.rst || segment.tcp.fin || !is_on_a_network(&segment.ends) || !needs_keep_alive(sk, &segment))
+	if (!sk)
+		return TC_ACT_UNSPEC;
+	tp = bpf_skc_to_tcp_sock(sk);
+	/* The first segment of its socket: the SYN/ACK does not count. */
+	if (!tp || tp->segs_out != 1 || !parse(skb, &segment, false) || segment.payload || !segment.tcp.ack ||
+	    segment.tcp.syn || segment.tcp.rst || segment.tcp.fin || !is_on_a_network(&segment.ends) ||
+	    !needs_keep_alive(tp, &segment))
 		return TC_ACT_UNSPEC;
 	/* A clone leaves first, as the ACK, and this packet becomes the keep-alive. */
 	if (bpf_clone_redirect(skb, skb->ifindex, 0))
