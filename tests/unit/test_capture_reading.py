@@ -1,14 +1,22 @@
 """`lab/read-capture`: the same result for every file and link type."""
 
+import bz2
+import gzip
 import json
+import lzma
 import os
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import pytest
-from capture_files import interface, packet, pcap, section, simple_packet
+from capture_files import block, interface, packet, pcap, section, simple_packet
 from hypothesis import given
 from hypothesis import strategies as st
 from scapy.layers.inet import IP
@@ -204,7 +212,156 @@ def test_unreadable_capture_is_one_line(tmp_path: Path) -> None:
         assert (caught.value.status, str(caught.value)) == (status, f"{path}: {problem}")
 
 
-_WHOLE = [pcap(*map(bytes, packets())), section() + interface() + b"".join(packet(1, bytes(p)) for p in packets())]
+def zstd(data: bytes) -> bytes:
+    return subprocess.run(["zstd", "-cq"], input=data, stdout=subprocess.PIPE, check=True).stdout
+
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lambda data: lzma.compress(data, preset=0),
+    "zstd": zstd,
+}
+every_compression = pytest.mark.parametrize("compress", COMPRESSORS.values(), ids=COMPRESSORS)
+CAPTURE = pcap(*map(bytes, packets()))
+
+
+@every_compression
+def test_compressed_capture_is_read_as_the_capture_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], compress: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "capture.pcap"
+    outputs = []
+    for data in (CAPTURE, compress(CAPTURE), compress(CAPTURE[:99]) + compress(CAPTURE[99:])):
+        path.write_bytes(data)
+        assert main([str(path), "--json"]) == os.EX_OK
+        outputs.append(capsys.readouterr())
+    assert outputs == [outputs[0]] * 3
+    assert len(json.loads(outputs[0].out)["events"]) == 7
+
+
+@pytest.mark.parametrize("compress", [bytes, *COMPRESSORS.values()], ids=["plain", *COMPRESSORS])
+def test_capture_is_read_from_standard_input(compress: Callable[[bytes], bytes]) -> None:
+    argv = [sys.executable, "-m", "mptcp_lab.capture_reader", "-"]
+    ended = subprocess.run(argv, input=compress(CAPTURE), capture_output=True, check=False)
+    assert (ended.returncode, len(ended.stdout.splitlines()), ended.stderr) == (os.EX_OK, 7, b"")
+    ended = subprocess.run(argv, input=compress(CAPTURE)[:5], capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr.count(b"\n")) == (os.EX_DATAERR, b"", 1)
+
+
+@every_compression
+def test_compressed_capture_that_is_cut_or_damaged_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], compress: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "capture"
+    whole = compress(CAPTURE)
+    middle = len(whole) // 2
+    damaged = whole[:middle] + bytes(255 - byte for byte in whole[middle : middle + 40]) + whole[middle + 40 :]
+    for data, problems in (
+        *((whole[:length], ("is truncated", "premature end")) for length in (10, middle, len(whole) - 1)),
+        (damaged, ("cannot be decompressed: ", "is damaged: ")),
+        (whole + b"no capture, but garbage", ("cannot be decompressed: ",)),
+    ):
+        path.write_bytes(data)
+        assert main([str(path)]) == os.EX_DATAERR
+        err = capsys.readouterr().err
+        assert err.startswith(f"{path}: ")
+        assert err.count("\n") == 1
+        assert any(problem in err for problem in problems), err
+
+
+@every_compression
+def test_compressed_capture_is_read_in_bounded_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], compress: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "capture"
+    unknown = block(5, bytes(2**16))
+    path.write_bytes(compress(section() + interface() + unknown * 512 + packet(1, bytes(packets()[0]))))
+    assert path.stat().st_size < 2**16
+    tracemalloc.start()
+    status = main([str(path), "--json"])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (status, json.loads(capsys.readouterr().out)["file"]["frames"]) == (os.EX_OK, 1)
+    assert most < 2**23
+
+
+def xz_that_claims_a_dictionary_of_4_gib() -> bytes:
+    """An LZMA2 filter (21) with one byte of properties (01) is all that the block header names."""
+    data = bytearray(lzma.compress(CAPTURE))
+    end = 12 + 4 * data[12]
+    assert data[14:16] == b"\x21\x01"
+    data[16] = 40
+    data[end : end + 4] = zlib.crc32(data[12:end]).to_bytes(4, "little")
+    return bytes(data)
+
+
+ZSTD_WITH_A_WINDOW_OF_256_MIB = bytes.fromhex("28b52ffd 00 90 010000")
+
+
+@pytest.mark.parametrize("data", [xz_that_claims_a_dictionary_of_4_gib(), ZSTD_WITH_A_WINDOW_OF_256_MIB])
+def test_memory_that_a_compressed_file_claims_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "capture"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"cannot be decompressed: .*[mM]emory") as caught:
+        read_capture(path, (8080,), Trust.HANDSHAKE)
+    assert caught.value.status == os.EX_DATAERR
+
+
+def test_capture_compressed_by_zstd_needs_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "capture"
+    path.write_bytes(zstd(CAPTURE))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main([str(path)]) == os.EX_UNAVAILABLE
+    assert capsys.readouterr().err == f"{path}: is compressed by zstd, which is not installed\n"
+
+
+def on_ports(*ports: int) -> list[Packet]:
+    """A SYN and its answer of an MPTCP connection to each port."""
+    return [
+        Ether(data)
+        for port in ports
+        for data in (
+            frame(*ETHERNET, PROXY, port, "S", capable_syn()),
+            frame(PROXY, port, *ETHERNET, "SA", capable_synack(), seq=900, ack=101),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("frames", "ports", "said"),
+    [
+        (packets(), "3128", "9 frames with MPTCP on ports that --ports does not name (9 on port 8080)"),
+        (
+            [*packets(), *on_ports(50000)],
+            "8080",
+            "2 frames with MPTCP on ports that --ports does not name (2 on port 50000)",
+        ),
+        (
+            [*on_ports(*range(1, 9)), *on_ports(7)],
+            "8080",
+            "18 frames with MPTCP on ports that --ports does not name "
+            "(4 on port 7, 2 on port 1, 2 on port 2, 2 on port 3, 2 on port 4, 6 on others)",
+        ),
+        (packets()[2:3], "3128", "1 frames with MPTCP on ports that --ports does not name (1 on port 8080)"),
+        (packets()[2:], "8080", "7 frames with MPTCP, but no handshake that opens a connection"),
+        (packets(), "8080", ""),
+        ([Ether(frame(*ETHERNET, PROXY, 443, "S"))], "8080", ""),
+    ],
+)
+def test_mptcp_that_is_not_followed_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], frames: list[Packet], ports: str, said: str
+) -> None:
+    path = tmp_path / "capture"
+    wrpcap(str(path), frames)
+    assert main([str(path), "--ports", ports]) == os.EX_OK
+    assert capsys.readouterr().err == (f"{path}: {said}\n" if said else "")
+
+
+_PLAIN = [CAPTURE, section() + interface() + b"".join(packet(1, bytes(p)) for p in packets())]
+_WHOLE = [*_PLAIN, *(compress(_PLAIN[0]) for compress in (gzip.compress, bz2.compress, lzma.compress))]
 
 
 @given(st.sampled_from(_WHOLE), st.lists(st.tuples(st.integers(0, 2000), st.binary(max_size=4)), max_size=8), st.data())

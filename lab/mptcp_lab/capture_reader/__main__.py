@@ -19,10 +19,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="read-capture",
         description="Show the MPTCP connections of a capture file as the sniffer would have published them.",
-        epilog="exit status: 65 if the file is damaged or truncated, or nothing in it is decoded; 66 if unreadable",
+        epilog="exit status: 65 if the file is damaged or truncated, or nothing in it is decoded; 66 if unreadable; "
+        "69 if it is compressed by zstd, which is not installed",
     )
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="pcap or pcapng: Ethernet, Linux cooked, raw IP; tunnels too"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="pcap or pcapng, also compressed by gzip, bzip2, xz or zstd; `-` is standard input",
     )
     parser.add_argument("--ports", type=_ports, default=(8080,), metavar="PORT,...", help="proxy ports; default: 8080")
     parser.add_argument("--trust", type=Trust, choices=list(Trust), default=Trust.HANDSHAKE, help="as `sniffer.trust`")

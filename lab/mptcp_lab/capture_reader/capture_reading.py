@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,9 @@ from typing import Final
 from mptcp_lab.capture_reader.capture_file import Damaged, read_frames
 from mptcp_lab.capture_reader.capture_record import CaptureRecord
 from mptcp_lab.capture_reader.encapsulation import Undecoded, find_segment
-from mptcp_sniffer.segment import Malformed, Segment
+from mptcp_lab.capture_reader.stored import open_capture
+from mptcp_sniffer.options import mptcp_options
+from mptcp_sniffer.segment import Flag, Malformed, Segment
 from mptcp_sniffer.tracker import Bounds, Tracker
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import Trust
@@ -26,12 +28,29 @@ _MAX_NAMED: Final = 5
 
 @dataclass
 class _Reading:
-    """How far a file was read. `undecoded` counts frames by what is in the way; `damage` is where reading ended."""
+    """How far a file was read. `undecoded` counts frames by what is in the way; `damage` is where reading ended.
 
+    `mptcp` counts frames with MPTCP by proxy port, also of those ports that are not in `ports`.
+    """
+
+    ports: Collection[int]
     frames: int = 0
+    mptcp: Counter[int] = field(default_factory=Counter)
+    connections: int = 0
     undecoded: Counter[str] = field(default_factory=Counter)
     without_time: int = 0
     damage: str | None = None
+
+    def add(self, segment: Segment) -> None:
+        if _has_mptcp(segment.options):
+            self.mptcp[self._proxy_port(segment)] += 1
+
+    def _proxy_port(self, segment: Segment) -> int:
+        """By the SYN flag; without it, the port that is known, or else the lower one."""
+        if segment.flags & Flag.SYN:
+            return segment.source.port if segment.flags & Flag.ACK else segment.destination.port
+        ends = sorted((segment.source.port, segment.destination.port))
+        return next((port for port in ends if port in self.ports or port in self.mptcp), ends[0])
 
     def as_json(self) -> dict[str, Json]:
         return {
@@ -44,13 +63,16 @@ class _Reading:
     def __str__(self) -> str:
         """What was not read, on a single line; empty if everything was read."""
         parts = []
+        unnamed = Counter({f"on port {port}": n for port, n in self.mptcp.items() if port not in self.ports})
+        if unnamed:
+            named = _most_common(unnamed, "on others")
+            parts.append(f"{unnamed.total()} frames with MPTCP on ports that --ports does not name ({named})")
+        on_ports = self.mptcp.total() - unnamed.total()
+        if on_ports and not self.connections:
+            parts.append(f"{on_ports} frames with MPTCP, but no handshake that opens a connection")
         if self.undecoded:
-            total, most_common = self.undecoded.total(), self.undecoded.most_common(_MAX_NAMED)
-            named = [f"{count} {what}" for what, count in most_common]
-            rest = total - sum(count for _, count in most_common)
-            if rest:
-                named.append(f"{rest} others")
-            parts.append(f"{total} of {self.frames} frames not decoded ({', '.join(named)})")
+            named = _most_common(self.undecoded, "others")
+            parts.append(f"{self.undecoded.total()} of {self.frames} frames not decoded ({named})")
         if self.without_time:
             parts.append(f"{self.without_time} frames without a time")
         if self.damage is not None:
@@ -59,8 +81,9 @@ class _Reading:
 
 
 def read_capture(path: Path, ports: Sequence[int], trust: Trust) -> dict[str, Json]:
-    """All connections to `ports` in a pcap or pcapng file, with their events, the tracker's `counters`, and the `file`.
+    """All connections to `ports` in a capture file, with their events, the tracker's `counters`, and the `file`.
 
+    `path` is that of a pcap or pcapng file, compressed or not, or `-` for standard input.
     `file` has the number of `frames`, the `undecoded` ones by reason, those `without_time`, which count as simultaneous
     with the frame before, and the `damage` at which reading ended, or None. Raises UserError if nothing could be read.
     """
@@ -83,26 +106,45 @@ def print_capture(path: Path, ports: Sequence[int], trust: Trust, *, as_json: bo
 
 
 def _read(path: Path, ports: Sequence[int], trust: Trust) -> tuple[dict[str, Json], _Reading]:
-    record, reading = CaptureRecord(), _Reading()
+    record, reading = CaptureRecord(), _Reading(ports)
     tracker = Tracker(ports, _UNBOUNDED, trust, record.add)
     try:
         for segment, at in _segments(path, reading):
             tracker.expire(at)
             if segment is not None:
                 tracker.observe(segment, at)
+                reading.add(segment)
     except Damaged as error:
         reading.damage = str(error)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}", os.EX_NOINPUT) from error
     if reading.undecoded.total() == reading.frames and str(reading):
         raise UserError(f"{path}: {reading}", os.EX_DATAERR)
-    return {**record.as_json(), "counters": dict(tracker.counters), "file": reading.as_json()}, reading
+    history = record.as_json()
+    reading.connections = len(history["connections"])
+    return {**history, "counters": dict(tracker.counters), "file": reading.as_json()}, reading
+
+
+def _most_common(counter: Counter[str], remainder: str) -> str:
+    most_common = counter.most_common(_MAX_NAMED)
+    named = [f"{count} {what}" for what, count in most_common]
+    rest = counter.total() - sum(count for _, count in most_common)
+    if rest:
+        named.append(f"{rest} {remainder}")
+    return ", ".join(named)
+
+
+def _has_mptcp(options: bytes) -> bool:
+    try:
+        return next(mptcp_options(options), None) is not None
+    except Malformed:
+        return False
 
 
 def _segments(path: Path, reading: _Reading) -> Iterator[tuple[Segment | None, float]]:
     """The TCP segment of each frame, if it has one, and the time. Raises Damaged and OSError."""
     latest = 0.0
-    with path.open("rb") as file:
+    with open_capture(path) as file:
         for link_type, data, at in read_frames(file):
             reading.frames += 1
             if at is None:
