@@ -176,8 +176,9 @@ def _web(service: ServiceFile, file: YamlFile) -> list[str]:
 
 
 def network_files_in(directory: Path) -> list[Path]:
-    """The files of access networks in a directory, in any order. Raises OSError."""
-    return [entry for entry in directory.iterdir() if entry.suffix in {".yaml", ".yml"}]
+    """The files of access networks in a directory, in any order, without hidden files. Raises OSError."""
+    entries = (entry for entry in directory.iterdir() if not entry.name.startswith("."))
+    return [entry for entry in entries if entry.suffix in {".yaml", ".yml"}]
 
 
 def _network_files(service_file: YamlFile) -> list[Path]:

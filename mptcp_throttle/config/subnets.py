@@ -64,7 +64,8 @@ def _read(path: Path, key: str) -> list[str]:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise ConfigError([f"{key}: {path}: is too large; allowed: up to {_MOST_BYTES >> 20}MiB"])
-        return content.decode().splitlines()
+        # Files that were joined have a byte order mark at the begin of each.
+        return content.decode().replace("\ufeff", "").splitlines()
     except OSError as error:
         raise ConfigError([f"{key}: {path}: cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:

@@ -42,14 +42,18 @@ def staged(texts: Mapping[str, str]) -> Iterator[Path]:
         yield directory
 
 
-def without_carriage_returns(text: str) -> str:
-    """The text with LF line ends. CR LF line ends count as no difference, and stay when a file is changed."""
-    return text.replace("\r\n", "\n")
+def normalized(text: str) -> str:
+    """The text with LF line ends, and without a byte order mark: neither is a difference between files."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
 def with_line_ends_of(before: str, text: str) -> str:
-    """A text with LF, changed from `before`: its lines end as they did before, new lines as most lines did."""
-    *lines, rest = before.split("\n")
+    """A text with LF, changed from `before`: its lines end as they did before, new lines as most lines did.
+
+    A byte order mark stays.
+    """
+    mark = "\ufeff" if before.startswith("\ufeff") else ""
+    *lines, rest = before.removeprefix(mark).split("\n")
     new = text.split("\n")
     most = "\r" if 2 * before.count("\r\n") > before.count("\n") else ""
     ends = [most] * len(new)
@@ -58,7 +62,7 @@ def with_line_ends_of(before: str, text: str) -> str:
         for at, line in enumerate(lines[old_from : old_from + length], new_from):
             ends[at] = "\r" if line.endswith("\r") else ""
     ends[-1] = ""  # no line end follows
-    return "\n".join(line + end for line, end in zip(new, ends, strict=True))
+    return mark + "\n".join(line + end for line, end in zip(new, ends, strict=True))
 
 
 class Outcome(StrEnum):
@@ -94,9 +98,9 @@ def judge(present: str | None, text: str, unedited: str | None, *, force: bool) 
     """What to do with a file that has `present` and shall have `text`. The text `unedited` is not the operator's."""
     if present is None:
         return Outcome.WRITE
-    if without_carriage_returns(present) == without_carriage_returns(text):
+    if normalized(present) == normalized(text):
         return Outcome.UNCHANGED
-    if without_carriage_returns(present) == unedited:
+    if normalized(present) == unedited:
         return Outcome.WRITE
     return Outcome.BACK_UP if force else Outcome.KEEP
 
@@ -104,7 +108,7 @@ def judge(present: str | None, text: str, unedited: str | None, *, force: bool) 
 def difference(name: str, present: str | None, proposed: str) -> str:
     """How a file would change, as a unified diff; empty if at most its line ends would."""
     before = "/dev/null" if present is None else name
-    old, new = (without_carriage_returns(text).splitlines(keepends=True) for text in (present or "", proposed))
+    old, new = (normalized(text).splitlines(keepends=True) for text in (present or "", proposed))
     return "".join(unified_diff(old, new, before, name, n=1))
 
 

@@ -13,7 +13,7 @@ from mptcp_throttle.config.schema import NETWORKS_DIRECTORY
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.setup.choices import listed
-from mptcp_throttle.setup.kept_files import NETWORK_FILES, read_present, shipped, staged, without_carriage_returns
+from mptcp_throttle.setup.kept_files import NETWORK_FILES, normalized, read_present, shipped, staged
 from mptcp_throttle.setup.network_groups import EXPENSIVE, Grouping, ProposedNetwork, SeenSubnet
 from mptcp_throttle.units import Rate
 
@@ -98,7 +98,7 @@ def shipped_examples(directory: Path) -> Iterator[Path]:
     """
     for name in NETWORK_FILES:
         present = read_present(directory / name)
-        if present is not None and without_carriage_returns(present) == shipped(name):
+        if present is not None and normalized(present) == shipped(name):
             yield directory / name
 
 

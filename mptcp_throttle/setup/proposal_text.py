@@ -18,10 +18,10 @@ from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.setup.kept_files import (
     MAIN_FILE,
     NETWORK_FILES,
+    normalized,
     shipped,
     staged,
     with_line_ends_of,
-    without_carriage_returns,
 )
 from mptcp_throttle.setup.proposal import Proposal, Value
 
@@ -41,7 +41,7 @@ def proposed_text(proposal: Proposal, present: str | None) -> str:
     passes `loaded`. Raises UserError if an edited file is invalid, or cannot be changed line by line.
     """
     default = shipped(MAIN_FILE)
-    before = default if present is None else without_carriage_returns(present)
+    before = default if present is None else normalized(present)
     text = _with(before, proposal, default)
     if text is None:
         raise UserError(_UNCHANGEABLE, os.EX_CONFIG)

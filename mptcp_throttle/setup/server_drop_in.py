@@ -129,17 +129,17 @@ def read_unit_files(root: Path, name: str, without: Path | None = None) -> list[
     """The texts of the unit `name` below the directory `root`: its file, and its drop-ins in order (systemd.unit(5)).
 
     An instance (`a@b.service`) also has the files of its template. Empty if there is no such unit. The drop-in
-    `without` is left out. Raises OSError.
+    `without` is left out, as are hidden files. Raises OSError.
     """
     file = _unit_file(root, name)
     if file is None:
         return []
     drop_ins: dict[str, Path] = {}
     for directory in _paths(root, name, ".d"):
-        for drop_in in directory.glob("*.conf"):
+        for drop_in in directory.glob("[!.]*.conf"):
             drop_ins.setdefault(drop_in.name, drop_in)
     paths = [file, *(path for _, path in sorted(drop_ins.items()) if path != without)]
-    return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+    return [path.read_text(encoding="utf-8-sig", errors="replace") for path in paths]
 
 
 def with_files(root: Path, units: Iterable[str]) -> list[str]:

@@ -92,6 +92,11 @@ def test_key_is_made_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+def test_key_may_follow_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "control-group.key").write_text(f"\ufeff{'5a' * 16}\n")
+    assert control_group(0.01, tmp_path).key == b"Z" * 16
+
+
 def test_each_host_has_a_key_of_its_own(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

@@ -45,6 +45,13 @@ def problems(directory: Path, text: str) -> list[str]:
     return [problem.replace(f"{directory}/", "") for problem in caught.value.problems]
 
 
+def test_hidden_file_is_no_scenario(tmp_path: Path) -> None:
+    (tmp_path / "s0").mkdir()
+    for name in ("a.yaml", ".#a.yaml", "._a.yaml"):
+        (tmp_path / "s0" / name).touch()
+    assert [*available(tmp_path)] == ["s0/a"]
+
+
 @pytest.mark.parametrize("name", available())
 def test_project_scenarios_are_valid_and_say_what_the_seed_found(name: str) -> None:
     experiments = load(name, available()[name])

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from config_files import SERVICE, write_config
 
-from mptcp_throttle.config.load import find_sockets, load_config
+from mptcp_throttle.config.load import config_paths, find_sockets, load_config
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import Per, RateKind
@@ -217,6 +217,35 @@ def test_network_file_with_an_error_is_refused_in_one_line(tmp_path: Path, old: 
     assert old in ETHERNET
     (problem,) = problems(tmp_path, SERVICE, e=ETHERNET.replace(old, new) if old else f"{ETHERNET}{new}\n", wifi=WIFI)
     assert problem.startswith(f"networks.d/e.yaml:{line}")
+
+
+NOT_OURS = ["._lte.yaml", ".lte.yaml", ".lte.yml", ".lte.yaml.swp", "lte.yaml~", "#lte.yaml#", "lte.yaml.dpkg-old"]
+
+
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_hidden_file_and_copy_of_a_file_are_ignored(tmp_path: Path, name: str) -> None:
+    path = write_config(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI)
+    (tmp_path / "networks.d" / name).write_bytes(b"\x00\x05\x16\x07")
+    assert [network.name for network in load_config(path).networks] == ["wifi", "ethernet"]
+    assert not any(file.name == name for file in config_paths(path))
+
+
+def test_lock_of_emacs_is_ignored(tmp_path: Path) -> None:
+    path = write_config(tmp_path, SERVICE, wifi=WIFI)
+    (tmp_path / "networks.d/.#wifi.yaml").symlink_to("operator@proxy.4711:1764264000")
+    assert len(load_config(path).networks) == 1
+
+
+def test_directory_with_hidden_files_alone_has_no_network(tmp_path: Path) -> None:
+    path = write_config(tmp_path, SERVICE, wifi=WIFI)
+    (tmp_path / "networks.d/wifi.yaml").rename(tmp_path / "networks.d/.wifi.yaml")
+    with pytest.raises(ConfigError, match=r"has no access network; allowed: one NAME\.yaml per access network"):
+        load_config(path)
+
+
+def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = write_config(tmp_path, f"\ufeff{SERVICE}", wifi=f"\ufeff{WIFI}")
+    assert load_config(path).networks[0].name == "wifi"
 
 
 @pytest.mark.parametrize(("line", "key"), [("cap: 1mbit", "cap"), ("uplink: {cap: 1mbit}", "uplink.cap")])

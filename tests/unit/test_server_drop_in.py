@@ -106,7 +106,8 @@ def test_unit_files_are_read_in_the_order_of_systemd(tmp_path: Path) -> None:
         "lib/systemd/system/a.service": "the same",
         "usr/lib/systemd/system/a.service.d/20-x.conf": "20 of the package",
         "etc/systemd/system/a.service.d/20-x.conf": "20 of the operator",
-        "etc/systemd/system/a.service.d/10-y.conf": "10",
+        "etc/systemd/system/a.service.d/10-y.conf": "\ufeff10",
+        "etc/systemd/system/a.service.d/.#10-y.conf": "hidden",
         "etc/systemd/system/a.service.d/zz-mptcp-throttle.conf": "ours",
         "etc/systemd/system/a.service.d/notes.txt": "none",
     }

@@ -126,6 +126,22 @@ def test_line_ends_are_no_edit(tmp_path: Path) -> None:
     assert list(shipped_examples(tmp_path)) == [tmp_path / "lte.yaml"]
 
 
+def test_byte_order_mark_is_no_edit(tmp_path: Path) -> None:
+    default = shipped(MAIN_FILE)
+    text = proposed_text(proposal(), f"\ufeff{default}")
+    assert text == "\ufeff" + proposed_text(proposal(), default)
+    assert judge(f"\ufeff{default}", text, default, force=False) is Outcome.WRITE
+    assert judge(f"\ufeff{default}", default, None, force=False) is Outcome.UNCHANGED
+    assert difference("file", f"\ufeff{default}", default) == ""
+    (tmp_path / "lte.yaml").write_text("\ufeff" + shipped("lte.yaml"))
+    assert list(shipped_examples(tmp_path)) == [tmp_path / "lte.yaml"]
+
+
+def test_byte_order_mark_of_an_edited_file_stays() -> None:
+    edited = proposed_text(proposal(ports="[3128, 443]"), f"\ufeff{EDITED}")
+    assert edited == "\ufeff" + EDITED.replace("  interface: eth9", "  # setup: because\n  interface: wan0")
+
+
 def test_edited_file_gets_what_it_lacks_only_if_it_is_no_default() -> None:
     values = Value(("metrics", "clients"), "false", "default"), Value(("metrics", "listen"), "null", "taken")
     text = proposed_text(Proposal((*proposal().values, *values), (), ()), EDITED)

@@ -48,6 +48,20 @@ def test_subnets_are_read_without_comments_and_blank_lines(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        "\ufeff10.1.0.0/24\r\n10.2.0.0/24\r\n",
+        "10.1.0.0/24\n\ufeff10.2.0.0/24\n",
+        "\ufeff# Bonn\n10.1.0.0/24\n10.2.0.0/24",
+    ],
+)
+def test_byte_order_mark_is_no_part_of_a_subnet(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "lte.subnets"
+    path.write_bytes(content.encode())
+    assert [str(subnet) for subnet in read_subnets(path, KEY)] == ["10.1.0.0/24", "10.2.0.0/24"]
+
+
+@pytest.mark.parametrize(
     ("content", "line"),
     [
         ("10.1.0.1/24", "lte.subnets:1: '10.1.0.1/24': is not a subnet (10.1.0.1/24 has host bits set); allowed: 10"),

@@ -30,7 +30,7 @@ def _key(path: Path) -> bytes:
 
 def _read_key(path: Path) -> bytes | None:
     try:
-        key = bytes.fromhex(path.read_text(encoding="utf-8"))
+        key = bytes.fromhex(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return None
     except ValueError:

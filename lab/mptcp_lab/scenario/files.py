@@ -107,7 +107,7 @@ def _without_nulls(value: object) -> object:
 
 def available(directory: Path = DIRECTORY) -> dict[str, Path]:
     """The scenario files by name (`s0/throttle-1mbit`), sorted."""
-    paths = (path for path in directory.glob("*/*.yaml") if path.parent.name != _BASES)
+    paths = (path for path in directory.glob("*/[!.]*.yaml") if path.parent.name != _BASES)
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(paths)}
 
 
