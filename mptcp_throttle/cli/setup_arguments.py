@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from ipaddress import ip_address
 from typing import Final
 
 from mptcp_throttle.command_line import argument, duration
-from mptcp_throttle.model import Address
+from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.setup.server_drop_in import unit_name
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate
 
@@ -22,13 +21,6 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise ValueError("allowed: a number from 1 to 65535")
     return int(text)
-
-
-def _address(text: str) -> Address:
-    try:
-        return ip_address(text)
-    except ValueError as error:
-        raise ValueError("is not an address; allowed: such as 10.1.0.2 or fd00:1::2") from error
 
 
 def add_to(setup: argparse.ArgumentParser) -> None:
@@ -78,7 +70,7 @@ def add_to(setup: argparse.ArgumentParser) -> None:
         networks.add_argument(option, action="store_true", default=argparse.SUPPRESS, help=text)
     networks.add_argument(
         "--expensive",
-        type=argument(_address),
+        type=argument(parse_address),
         action="append",
         default=[],
         metavar="ADDRESS",

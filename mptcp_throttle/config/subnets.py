@@ -1,13 +1,13 @@
-"""Subnets of access networks as text: single ones, and files of thousands."""
+"""Addresses and subnets as text: single ones, and files of thousands of subnets."""
 
 from __future__ import annotations
 
-from ipaddress import IPv6Network, ip_network
+from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Final
 
 from mptcp_throttle.errors import ConfigError, shown
-from mptcp_throttle.model import Network
+from mptcp_throttle.model import Address, Network
 
 MOST_IN_FILE: Final = 20_000
 
@@ -16,6 +16,18 @@ _MOST_BYTES: Final = 4 << 20
 _MOST_PROBLEMS: Final = 10
 _ALLOWED: Final = f"one subnet per line, up to {MOST_IN_FILE}, and comments after #"
 _IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")
+_HAS_ZONE: Final = "has a zone (%{}), and packets never have one; allowed: {}"
+
+
+def parse_address(text: str) -> Address:
+    """Parse `10.1.0.2` or `fd00:1::2`. Raises ValueError with what is allowed."""
+    try:
+        address = ip_address(text)
+    except ValueError as error:
+        raise ValueError("is not an address; allowed: such as 10.1.0.2 or fd00:1::2") from error
+    if isinstance(address, IPv6Address) and address.scope_id is not None:
+        raise ValueError(_HAS_ZONE.format(address.scope_id, IPv6Address(int(address))))
+    return address
 
 
 def parse_subnet(text: str) -> Network:
@@ -24,6 +36,9 @@ def parse_subnet(text: str) -> Network:
         subnet = ip_network(text)
     except ValueError as error:
         raise ValueError(f"is not a subnet ({error}); allowed: 10.1.0.0/24 or fd00:1::/64, no host bits set") from error
+    first = subnet.network_address
+    if isinstance(first, IPv6Address) and first.scope_id is not None:
+        raise ValueError(_HAS_ZONE.format(first.scope_id, f"{IPv6Address(int(first))}/{subnet.prefixlen}"))
     if isinstance(subnet, IPv6Network) and subnet.subnet_of(_IPV4_MAPPED):
         written = f"{subnet.network_address.ipv4_mapped}/{subnet.prefixlen - _IPV4_MAPPED.prefixlen}"
         raise ValueError(f"is IPv4-mapped, and packets never have such addresses; allowed: {written}")
@@ -64,7 +79,7 @@ def _read(path: Path, key: str) -> list[str]:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise ConfigError([f"{key}: {path}: is too large; allowed: up to {_MOST_BYTES >> 20}MiB"])
-        # Files that were joined have a byte order mark at the begin of each.
+        # Files that were joined have a byte order mark at the beginning of each.
         return content.decode().replace("\ufeff", "").splitlines()
     except OSError as error:
         raise ConfigError([f"{key}: {path}: cannot be read: {error.strerror}"]) from error

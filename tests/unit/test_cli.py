@@ -121,6 +121,10 @@ def test_every_table_whose_reader_has_gone_ends_with_the_documented_status(
         ),
         (["setup", "networks", "--for", "0s"], "argument --for: 0s: is zero; allowed: "),
         (["setup", "networks", "--expensive", "x"], "argument --expensive: x: is not an address; allowed: "),
+        (
+            ["setup", "networks", "--expensive", "fe80::1%eth0"],
+            "argument --expensive: fe80::1%eth0: has a zone (%eth0), and packets never have one; allowed: fe80::1",
+        ),
         (["setup", "networks", "--cap", "0mbit"], "argument --cap: 0mbit: is not a usable rate; allowed: "),
         (["set-rate", "wifi"], "the following arguments are required: RATE"),
         (["frobnicate"], "argument COMMAND: invalid choice: 'frobnicate'"),

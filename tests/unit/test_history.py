@@ -219,6 +219,11 @@ def test_unknown_account_is_refused_with_what_is_allowed() -> None:
         requested_account("lte", (WIFI, ETHERNET))
 
 
+def test_account_of_an_address_has_no_zone() -> None:
+    with pytest.raises(UserError, match=r"fe80::1%eth0.*; allowed: wifi, ethernet, or an IP address without a zone"):
+        requested_account("fe80::1%eth0", (WIFI, ETHERNET))
+
+
 @pytest.mark.parametrize(
     ("seconds", "resolution"), [(60, 1), (600, 1), (3600, 60), (86_400, 60), (1e6, 3600), (1e9, 3600)]
 )

@@ -202,6 +202,11 @@ PREFERENCE = "allowed: a whole number from 1 to 1000"
             " have such addresses; allowed: 10.1.0.0/24",
         ),
         (
+            "fd00:1::/64",
+            "fe80::1%eth0",
+            "2: subnets[1]: 'fe80::1%eth0': has a zone (%eth0), and packets never have one; allowed: fe80::1/128",
+        ),
+        (
             "[10.1.0.0/24, 'fd00:1::/64']",
             "10.1.0.0/24",
             "2: subnets: '10.1.0.0/24': allowed: a list of 1 to 1000 subnets",

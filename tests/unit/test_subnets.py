@@ -15,6 +15,7 @@ from mptcp_throttle.config.subnets import read_subnets
 from mptcp_throttle.errors import ConfigError
 
 KEY = "lte.yaml:3: subnets_file"
+NO_ZONE = ", and packets never have one; allowed:"
 LTE = "name: lte\npreference: 2\nsubnets_file: lte.subnets\n"
 WIFI = "name: wifi\npreference: 1\nsubnets: [0.0.0.0/0, 172.20.0.0/24]\n"
 MANY = "".join(f"10.{number >> 8}.{number & 255}.0/24\n" for number in range(3000))
@@ -67,6 +68,8 @@ def test_byte_order_mark_is_no_part_of_a_subnet(tmp_path: Path, content: str) ->
         ("10.1.0.1/24", "lte.subnets:1: '10.1.0.1/24': is not a subnet (10.1.0.1/24 has host bits set); allowed: 10"),
         ("\n10.1.0.0/24, x", "lte.subnets:2: '10.1.0.0/24, x': is not a subnet ('10.1.0.0/24, x' does not appear"),
         ("::ffff:10.1.0.0/120", "lte.subnets:1: '::ffff:10.1.0.0/120': is IPv4-mapped, and packets never have"),
+        ("fe80::1%eth0", f"lte.subnets:1: 'fe80::1%eth0': has a zone (%eth0){NO_ZONE} fe80::1/128"),
+        ("\nfe80::%2/64", f"lte.subnets:2: 'fe80::%2/64': has a zone (%2){NO_ZONE} fe80::/64"),
         ("# none\n", "lte.subnets: has no subnet; allowed: one subnet per line, up to 20000, and comments after #"),
         (b"10.1.0.0/24 # K\xf6ln", "lte.subnets: is not UTF-8 text (byte 15)"),
         ("#" * (4 << 20) + "\n", f"{KEY}: lte.subnets: is too large; allowed: up to 4MiB"),

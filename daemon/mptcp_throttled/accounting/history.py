@@ -15,11 +15,11 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
-from ipaddress import ip_address
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
+from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttled.reporting.instruments import count_errors
@@ -96,10 +96,11 @@ def requested_account(name: str, networks: Sequence[AccessNetwork]) -> Account:
     if name in [network.name for network in networks]:
         return Account(Kind.NETWORK, name)
     try:
-        return Account(Kind.CLIENT, str(Locator(networks).prefix(ip_address(name))))
+        return Account(Kind.CLIENT, str(Locator(networks).prefix(parse_address(name))))
     except ValueError as error:
         known = ", ".join(network.name for network in networks)
-        raise UserError(f"{shown(name)}: no such network and no address; allowed: {known}, or an IP address") from error
+        problem = f"no such network and no address; allowed: {known}, or an IP address without a zone"
+        raise UserError(f"{shown(name)}: {problem}") from error
 
 
 def resolution_for(seconds: float) -> int:
