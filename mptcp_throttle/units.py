@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,9 +12,14 @@ _RATE_UNITS: Final = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _SIZE_UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SHARE_UNITS: Final = {"%": 0.01}
-_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+|%)")
+_NUMBER: Final = r"(\d+(?:\.\d+)?) ?"
+_QUANTITY: Final = re.compile(_NUMBER + r"([A-Za-z]+|%)")
+# Rates as people write them. kbps and mbps are not among them: in tc(8) these are bytes.
+_BITS: Final = re.compile(_NUMBER + r"(?:(?i:([kmg]?)bits?(?:/s|ps)?)|([kKMG]?)b/s|([KMG])bps)")
+_BITS_OR_BYTES: Final = re.compile(_NUMBER + r"([kmg]?)(i?)(bits?)?b?(?:/s|ps)?", re.IGNORECASE)
 
-RATE_SYNTAX: Final = "a number with bit, kbit, mbit or gbit, from 8kbit to 32gbit, such as 1mbit"
+_RATES: Final = "a number with bit, kbit, mbit or gbit, from 1kbit to 100gbit"
+RATE_SYNTAX: Final = f"{_RATES}, such as 1mbit"
 DURATION_SYNTAX: Final = "a number with ms, s, m, h or d, up to 3650d, such as 5s"
 SHARE_SYNTAX: Final = "a number with %, up to 100%, such as 5%"
 SIZE_SYNTAX: Final = "a number with B, KiB, MiB or GiB, up to 1GiB, such as 8MiB"
@@ -21,17 +27,18 @@ SIZE_SYNTAX: Final = "a number with B, KiB, MiB or GiB, up to 1GiB, such as 8MiB
 MAX_DURATION: Final = 3650 * 86400.0
 """In seconds: ten years, an arbitrary value below `threading.TIMEOUT_MAX` (292 years)."""
 
-_MAX_RATE: Final = 32 * 10**9
+_MIN_RATE: Final = 10**3
+_MAX_RATE: Final = 100 * 10**9
 # The only size is that of a socket buffer, which the kernel doubles and stores in an int (net/core/sock.c).
 _MAX_SIZE: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rate:
-    """A rate in bits per second, a multiple of 8 from 8 kbit to 32 gbit; units are decimal as in tc(8).
+    """A rate in bits per second, a multiple of 8 from 1 kbit to 100 gbit; units are decimal as in tc(8).
 
-    The kernel counts bytes. Below 8 kbit a full-size packet takes more than 1.5 s; above 2**32 bytes/s (34 Gbit/s)
-    the rate does not fit into `struct tc_ratespec` (include/uapi/linux/pkt_sched.h).
+    The kernel counts bytes. HTB lets no class wait longer than 60 s (`mbuffer`, net/sched/sch_htb.c), at 1 kbit for
+    five full-size packets. Our programs count whole nanoseconds per KiB: at 100 gbit, 81.
 
     Raises ValueError, with what is allowed, for other values.
     """
@@ -39,7 +46,7 @@ class Rate:
     bits_per_second: int
 
     def __post_init__(self) -> None:
-        if not 8_000 <= self.bits_per_second <= _MAX_RATE or self.bits_per_second % 8:
+        if not _MIN_RATE <= self.bits_per_second <= _MAX_RATE or self.bits_per_second % 8:
             raise ValueError(f"is not a usable rate; allowed: {RATE_SYNTAX}")
 
     def __str__(self) -> str:
@@ -56,11 +63,31 @@ class Rate:
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        """Parse `1mbit`, `1.5 Mbit`, `800kbit`, rounded to whole bytes/s. Raises ValueError with what is allowed.
+        """Parse `1mbit`, `1.5 Mbit`, `1Mb/s` or `1Mbps`, rounded to whole bytes/s.
 
-        The case of a unit means nothing, as in tc(8).
+        The case of bit, kbit, mbit and gbit means nothing, as in tc(8). Raises ValueError with what is allowed.
         """
-        return cls(round(parse_quantity(text.lower(), _RATE_UNITS, _MAX_RATE, "rate", RATE_SYNTAX) / 8) * 8)
+        match = _BITS.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"is not a rate; allowed: {_RATES}, {_example(text)}")
+        unit = next(filter(None, match.groups()[1:]), "").lower() + "bit"
+        bits = parse_quantity(match[1] + unit, _RATE_UNITS, _MAX_RATE, "rate", RATE_SYNTAX)
+        return cls(round(bits / 8) * 8)
+
+
+def _example(text: str) -> str:
+    """`here 2mbit for bits, or 16mbit for bytes` for `2m`; `such as 1mbit` for what is neither."""
+    example = "such as 1mbit"
+    match = _BITS_OR_BYTES.fullmatch(text.strip())
+    if match is None:
+        return example
+    number, prefix, binary, bit = match.groups()
+    factor = (1024 if binary else 1000) ** " kmg".index(prefix.lower() or " ")
+    rates = []
+    for noun, bits in {"bits": 1, **({} if bit else {"bytes": 8})}.items():
+        with suppress(ValueError, OverflowError):
+            rates.append(f"{Rate(round(float(number) * factor * bits / 8) * 8)} for {noun}")
+    return f"here {', or '.join(rates)}" if rates else example
 
 
 def parse_duration(text: str) -> float:

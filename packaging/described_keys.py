@@ -92,7 +92,7 @@ def _facts(settings: list[Setting], schema: type[Section], data: Json, restart: 
 def _short(allowed: str) -> str:
     """Without what the default shows, too."""
     return (
-        re.sub(r", such as [^,]*", "", allowed).replace("true or false", "boolean").replace("a whole number from ", "")
+        re.sub(r", such as [^,;]*", "", allowed).replace("true or false", "boolean").replace("a whole number from ", "")
     )
 
 

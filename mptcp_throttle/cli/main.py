@@ -32,7 +32,10 @@ _MAX_ANSWER_BYTES: Final = 1 << 30  # `connections` has about a kilobyte per con
 
 
 def _rate(text: str) -> Rate | None:
-    return None if text == "unlimited" else Rate.parse(text)
+    try:
+        return None if text == "unlimited" else Rate.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; or unlimited") from error
 
 
 def _client_number(text: str) -> int:

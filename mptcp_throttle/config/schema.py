@@ -20,7 +20,7 @@ from mptcp_throttle.config.validation import (
     DurationText,
     Flag,
     Name,
-    RateText,
+    RateOrNull,
     Section,
     each_once,
     list_of,
@@ -184,7 +184,7 @@ class DaemonSection(Section):
     classifier: Annotated[ClassifierKind, one_of(ClassifierKind)] = ClassifierKind.AUTO
     linger: DurationText = 5.0
     reconcile_interval: Annotated[float, parsed_by(parse_duration, at_least="500ms")] = 1.0
-    other_traffic: RateText | None = None
+    other_traffic: RateOrNull = None
     replace_any_qdisc: Flag = False
     pacing: Flag = True
     steering: Flag = True
@@ -249,15 +249,15 @@ class ClientPrefixSection(Section):
 class UplinkSection(Section):
     """The rates from the clients."""
 
-    cap: RateText | None = None
-    limit: RateText | None = None
+    cap: RateOrNull = None
+    limit: RateOrNull = None
 
 
 class RatesSection(Section):
     """The rates of an access network."""
 
-    cap: RateText | None = None
-    limit: RateText | None = None
+    cap: RateOrNull = None
+    limit: RateOrNull = None
     uplink: UplinkSection = UplinkSection()
 
     @property
@@ -270,9 +270,9 @@ class RatesSection(Section):
 class HealthSection(Section):
     """The bounds within which a path of an access network is healthy."""
 
-    rtt: Annotated[float, parsed_by(parse_duration, at_least="1ms")] | None = None
-    loss: Annotated[float, parsed_by(parse_share, at_least="0.1%")] | None = None
-    rate: RateText | None = None
+    rtt: Annotated[float, parsed_by(parse_duration, at_least="1ms", or_null=True)] | None = None
+    loss: Annotated[float, parsed_by(parse_share, at_least="0.1%", or_null=True)] | None = None
+    rate: RateOrNull = None
 
 
 class NetworkFile(RatesSection):
@@ -284,7 +284,7 @@ class NetworkFile(RatesSection):
     preference: Annotated[int, whole(1, 1000)]
     per: Annotated[Per, one_of(Per)] = Per.CLIENT
     client_prefix: ClientPrefixSection = ClientPrefixSection()
-    provisional: DurationText | None = None
+    provisional: Annotated[float, parsed_by(parse_duration, or_null=True)] | None = None
     healthy: HealthSection = HealthSection()
 
     def with_subnets(self, subnets: Iterable[Network]) -> AccessNetwork:

@@ -18,13 +18,20 @@ _T = TypeVar("_T")
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
-def parsed_by(parse: Callable[[str], _T], *, at_least: str | None = None) -> PlainValidator:
-    """A validator: `parse` converts the text; `at_least` is the lowest allowed value, as text."""
+def parsed_by(parse: Callable[[str], _T], *, at_least: str | None = None, or_null: bool = False) -> PlainValidator:
+    """A validator: `parse` converts the text; `at_least` is the lowest allowed value, as text.
+
+    `or_null`: the key may be null instead, as the error message then says.
+    """
+    null = "; or null for none" if or_null else ""
 
     def validate(value: object) -> _T:
-        result = parse(str(value))
+        try:
+            result = parse(str(value))
+        except ValueError as error:
+            raise ValueError(f"{error}{null}") from error
         if at_least is not None and result < parse(at_least):  # type: ignore[operator]
-            raise ValueError(f"is too small; allowed: {at_least} or more")
+            raise ValueError(f"is too small; allowed: {at_least} or more{null}")
         return result
 
     return PlainValidator(validate)
@@ -93,7 +100,7 @@ def each_once(values: tuple[_T, ...]) -> tuple[_T, ...]:
     return values
 
 
-RateText = Annotated[Rate, parsed_by(Rate.parse)]
+RateOrNull = Annotated[Rate, parsed_by(Rate.parse, or_null=True)] | None
 DurationText = Annotated[float, parsed_by(parse_duration)]
 Flag = Annotated[bool, PlainValidator(_flag)]
 Name = Annotated[

@@ -93,3 +93,29 @@ def test_each_refusal_in_a_batch_is_noticed_and_all_else_carried_out() -> None:
     assert many == [17, 17] + 196 * [None]
     assert last == [None, 17]
     assert classes == list(range(2, 201))
+
+
+RATES: Final = """
+import json, subprocess
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel import tc
+from mptcp_throttled.kernel.htb import htb
+from mptcp_throttled.kernel.interfaces import find_interface
+from mptcp_throttled.vocabulary import class_ids
+subprocess.run("ip link set lo up", shell=True, check=True)
+lo, control = find_interface("lo"), tc.TrafficControl()
+control.add_qdisc(lo, htb.root_qdisc(0), replace=True)
+rates = [Rate.parse(text) for text in ("1kbit", "34gbit", "40gbit", "100gbit", "1mbit")]
+def request(rate, change):
+    return tc.add_class(lo, class_ids.classid(2), htb.class_options(rate), rate, change=change)
+found = []
+for number, rate in enumerate(rates):
+    assert control.carry_out([request(rate, number > 0)]) == [None]
+    found += [str(htb.rate_of(options)) for options in control.htb_classes(lo).values()]
+print(json.dumps(found))
+"""
+
+
+def test_kernel_has_each_rate_that_is_allowed_also_after_another_one() -> None:
+    found = run(["unshare", "--net", EXECUTABLES / "python", "-c", RATES]).stdout
+    assert json.loads(found) == ["1kbit", "34gbit", "40gbit", "100gbit", "1mbit"]

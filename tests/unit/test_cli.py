@@ -108,6 +108,8 @@ def test_every_table_whose_reader_has_gone_ends_with_the_documented_status(
     ("arguments", "line"),
     [
         (["set-rate", "wifi", "fast"], "argument RATE: fast: is not a rate; allowed: a number with bit, kbit"),
+        (["set-rate", "wifi", "none"], "gbit, from 1kbit to 100gbit, such as 1mbit; or unlimited"),
+        (["set-rate", "wifi", "1m"], "to 100gbit, here 1mbit for bits, or 8mbit for bytes; or unlimited"),
         (["set-rate", "wifi", "0mbit"], "argument RATE: 0mbit: is not a usable rate; allowed: "),
         (["set-rate", "wifi", "1mbit", "--for", "5"], "argument --for: 5: is not a duration; allowed: "),
         (["set-rate", "wifi", "1mbit", "--for", "0s"], "argument --for: 0s: is zero; allowed: "),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from mptcp_throttle.linux.netlink_codec import pack
+from mptcp_throttle.linux.netlink_codec import attributes, pack
 from mptcp_throttle.linux.netlink_socket import Request
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.htb import htb
@@ -35,6 +36,18 @@ def test_add_class_asks_for_an_htb_class_below_the_root(change: bool, flags: int
     parameters = message.get_nested("TCA_OPTIONS", "TCA_HTB_PARMS")
     assert parameters["rate"] == parameters["ceil"] == 1_000_000
     assert request.flags == flags
+
+
+@pytest.mark.parametrize("text", ["1kbit", "7kbit", "34gbit", "40gbit", "100gbit"])
+def test_class_has_each_rate_that_is_allowed(text: str) -> None:
+    rate = Rate.parse(text)
+    options = htb.class_options(rate)
+    assert htb.rate_of(options) == rate
+    message = decode(tcmsg, add_class(ETH0, class_ids.classid(2), options, rate))
+    parameters = message.get_nested("TCA_OPTIONS", "TCA_HTB_PARMS")
+    assert parameters["rate"] == parameters["ceil"] == min(rate.bytes_per_second, 2**32 - 1)
+    wide = rate.bytes_per_second.to_bytes(8, sys.byteorder) if rate.bytes_per_second >= 2**32 else None
+    assert [attributes(options).get(type_) for type_ in (6, 7)] == [wide, wide]
 
 
 @pytest.mark.parametrize(("replace", "flag"), [(False, NLM_F_EXCL), (True, NLM_F_REPLACE)])

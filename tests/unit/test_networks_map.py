@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from examples import ETHERNET, WIFI
 
 from mptcp_throttle.linux.c_layout import unpack
 from mptcp_throttle.linux.libbpf import BpfMap
-from mptcp_throttle.model import RateKind
+from mptcp_throttle.model import Health, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import program_layout
 from mptcp_throttled.kernel.networks_map import NetworksMap, pack_networks
@@ -66,3 +67,10 @@ def test_steering_changes_nothing_else_of_a_network() -> None:
         before, after = (unpack(program_layout.Network, elements[key]) for elements in (of_paces, of_steering))
         assert (before.steered, after.steered) == (0, 1)
         assert (before.preference, before.pace) == (after.preference, after.pace)
+
+
+def test_rates_beyond_32_bits_are_the_largest_of_32_bits() -> None:
+    fast = Rate.parse("100gbit")
+    network = replace(ETHERNET.with_rates({RateKind.CAP: fast}), healthy=Health(rate=fast))
+    values = [unpack(program_layout.Network, value) for value in pack_networks((network,)).values()]
+    assert {(value.pace, value.min_rate) for value in values} == {(0, 0), (2**32 - 2, 2**32 - 1)}

@@ -224,6 +224,27 @@ def test_network_file_with_an_error_is_refused_in_one_line(tmp_path: Path, old: 
     assert problem.startswith(f"networks.d/e.yaml:{line}")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"limit: {word}" for word in ("unlimited", "none", "0", "off", "''")),
+        "uplink: {limit: infinite}",
+        "healthy: {rtt: none}",
+        "healthy: {loss: 0%}",
+        "healthy: {rate: 0mbit}",
+        "provisional: none",
+    ],
+)
+def test_word_for_no_value_is_refused_with_null(tmp_path: Path, line: str) -> None:
+    (problem,) = problems(tmp_path, SERVICE, e=f"{ETHERNET}{line}\n", wifi=WIFI)
+    assert problem.endswith("; or null for none")
+
+
+def test_other_traffic_without_a_rate_is_null(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, f"{SERVICE}daemon: {{other_traffic: unlimited}}\n", wifi=WIFI)
+    assert problem.endswith("such as 1mbit; or null for none")
+
+
 NOT_OURS = ["._lte.yaml", ".lte.yaml", ".lte.yml", ".lte.yaml.swp", "lte.yaml~", "#lte.yaml#", "lte.yaml.dpkg-old"]
 
 

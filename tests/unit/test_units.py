@@ -13,6 +13,16 @@ from mptcp_throttle.units import Rate, parse_duration, parse_size
         ("800kbit", 800_000, "800kbit"),
         ("8000bit", 8_000, "8kbit"),
         ("32gbit", 32_000_000_000, "32gbit"),
+        ("1kbit", 1_000, "1kbit"),
+        ("7kbit", 7_000, "7kbit"),
+        ("40gbit", 40_000_000_000, "40gbit"),
+        ("100gbit", 100_000_000_000, "100gbit"),
+        ("1Mbps", 1_000_000, "1mbit"),
+        ("1Mb/s", 1_000_000, "1mbit"),
+        ("1mbit/s", 1_000_000, "1mbit"),
+        ("2.5 Gbps", 2_500_000_000, "2.5gbit"),
+        ("800 kb/s", 800_000, "800kbit"),
+        ("12 Mbits/s", 12_000_000, "12mbit"),
         ("1Mbit", 1_000_000, "1mbit"),
         ("1 GBIT", 1_000_000_000, "1gbit"),
         ("800Kbit", 800_000, "800kbit"),
@@ -28,10 +38,29 @@ def test_rate_is_parsed_to_whole_bytes_and_printed_like_tc(text: str, bits: int,
 
 
 @pytest.mark.parametrize(
-    "text", ["0", "1", "0mbit", "-1mbit", "1MB", "1Mb", "1Mibit", "1mbps", "7kbit", "33gbit", "fast", "", "nan"]
+    "text", ["0", "1", "0mbit", "-1mbit", "1MB", "1Mb", "1Mibit", "1mbps", "990bit", "101gbit", "fast", "", "nan"]
 )
 def test_invalid_rate_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match="allowed: a number with bit, kbit, mbit or gbit"):
+        Rate.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rates"),
+    [
+        ("1m", "1mbit for bits, or 8mbit for bytes"),
+        ("1M", "1mbit for bits, or 8mbit for bytes"),
+        ("1mbps", "1mbit for bits, or 8mbit for bytes"),
+        ("1mb/s", "1mbit for bits, or 8mbit for bytes"),
+        ("1.5 MB/s", "1.5mbit for bits, or 12mbit for bytes"),
+        ("500kbps", "500kbit for bits, or 4mbit for bytes"),
+        ("2000000", "2mbit for bits, or 16mbit for bytes"),
+        ("20G", "20gbit for bits"),
+        ("1Mibit", "1048.576kbit for bits"),
+    ],
+)
+def test_rate_that_may_be_bits_or_bytes_is_refused_with_what_to_write(text: str, rates: str) -> None:
+    with pytest.raises(ValueError, match=f"^is not a rate; allowed: a number with .* to 100gbit, here {rates}$"):
         Rate.parse(text)
 
 

@@ -17,6 +17,7 @@ _IPV4: Final = IPv4Network("0.0.0.0/0")
 _IPV4_MAPPED_BITS: Final = 96
 _MAX_U32: Final = 0xFFFF_FFFF
 _SLOW_CAPS: Final = 4  # bpf/steering.bpf.c
+_MAX_PACE: Final = _MAX_U32 - 1  # the next one is UNLIMITED (bpf/socket.h)
 _NO_PREFERENCE: Final = _MAX_U32
 _NO_NETWORK: Final = pack(
     program_layout.Network(_NO_PREFERENCE, pace=0, provisional_ns=0, limited=False, steered=False)
@@ -67,7 +68,7 @@ def _slow_rate(network: AccessNetwork, networks: Sequence[AccessNetwork]) -> int
 
 def _network(network: AccessNetwork, networks: Sequence[AccessNetwork], *, steered: bool) -> bytes:
     cap = network.rates.get(RateKind.CAP)
-    pace = 0 if cap is None else payload_pace(cap, 1)
+    pace = 0 if cap is None else min(payload_pace(cap, 1), _MAX_PACE)
     provisional_ns = round(network.provisional * 1e9)
     is_limited, healthy = RateKind.LIMIT in network.rates, network.healthy
     return pack(
@@ -79,7 +80,7 @@ def _network(network: AccessNetwork, networks: Sequence[AccessNetwork], *, steer
             steered,
             max_rtt_us=min(round((healthy.rtt or 0) * 1e6), _MAX_U32),
             max_loss=round((healthy.loss or 0) * 1000),
-            min_rate=0 if healthy.rate is None else healthy.rate.bytes_per_second,
+            min_rate=0 if healthy.rate is None else min(healthy.rate.bytes_per_second, _MAX_U32),
             slow_rate=_slow_rate(network, networks),
         )
     )

@@ -20,7 +20,7 @@ from mptcp_throttle.config.validation import (
     DurationText,
     Flag,
     Name,
-    RateText,
+    RateOrNull,
     Section,
     each_once,
     list_of,
@@ -172,7 +172,7 @@ class LinkSection(Section):
     """
 
     ends: Annotated[tuple[PortText, ...], list_of("ends", MAX_ENDS), AfterValidator(each_once)]
-    rate: RateText | None = None
+    rate: RateOrNull = None
     delay: DurationText = 0.0
     jitter: DurationText = 0.0
     loss: Percent = 0.0
@@ -246,7 +246,7 @@ class FlowSection(Section):
     check: Flag = False
     start: DurationText = 0.0
     duration: DurationText | None = None
-    rate: RateText | None = None
+    rate: RateOrNull = None
 
     @property
     def has_mappings(self) -> bool:
@@ -269,7 +269,7 @@ class EventSection(Section):
     leave: PortText | None = None
     join: PortText | None = None
     link: Name | None = None
-    rate: RateText | None = None
+    rate: RateOrNull = None
     delay: DurationText | None = None
     jitter: DurationText | None = None
     loss: Percent | None = None

@@ -38,6 +38,10 @@ _HTB_VERSION: Final = 3
 _HTB_RATE2QUANTUM: Final = 10
 _OPS_LEN: Final = Struct("H")
 _TCA_HTB_PARMS: Final = 1
+_TCA_HTB_RATE64: Final = 6
+_TCA_HTB_CEIL64: Final = 7
+_RATE64: Final = Struct("Q")
+_MAX_U32: Final = 0xFFFF_FFFF
 _LINKLAYER_ETHERNET: Final = 1  # without a link layer, the kernel demands a rate table
 _TICK_NANOSECONDS: Final = 64  # include/net/pkt_sched.h, PSCHED_SHIFT
 
@@ -96,20 +100,28 @@ def default_minor_of(qdisc: Qdisc) -> int:
 def class_options(rate: Rate) -> bytes:
     """TCA_OPTIONS of a class whose ceil is its rate: it never borrows."""
     rate_bytes = rate.bytes_per_second
-    spec = pack(_RateSpec(0, _LINKLAYER_ETHERNET, overhead=0, cell_align=0, mpu=0, rate=rate_bytes))
+    spec = pack(_RateSpec(0, _LINKLAYER_ETHERNET, overhead=0, cell_align=0, mpu=0, rate=min(rate_bytes, _MAX_U32)))
     ticks = burst_bytes(rate) * 10**9 // rate_bytes // _TICK_NANOSECONDS
-    return attribute(_TCA_HTB_PARMS, pack(_HtbOpt(spec, spec, ticks, ticks, quantum_bytes(rate), level=0, prio=0)))
+    options = attribute(_TCA_HTB_PARMS, pack(_HtbOpt(spec, spec, ticks, ticks, quantum_bytes(rate), level=0, prio=0)))
+    if rate_bytes <= _MAX_U32:
+        return options
+    wide = _RATE64.pack(rate_bytes)
+    return options + attribute(_TCA_HTB_RATE64, wide) + attribute(_TCA_HTB_CEIL64, wide)
 
 
 # Most of thousands of classes have the same options.
 @lru_cache
 def rate_of(options: bytes) -> Rate | None:
     """The rate of a class read from the kernel with these TCA_OPTIONS; None if it differs from what we set."""
-    parameters = attributes(options).get(_TCA_HTB_PARMS, b"")
+    read = attributes(options)
+    parameters = read.get(_TCA_HTB_PARMS, b"")
     if len(parameters) != size_of(_HtbOpt):
         return None
     opt = unpack(_HtbOpt, parameters)
-    rate, ceil = unpack(_RateSpec, opt.rate).rate, unpack(_RateSpec, opt.ceil).rate
+    rate, ceil = (
+        _RATE64.unpack(read[wide])[0] if wide in read else unpack(_RateSpec, spec).rate
+        for wide, spec in ((_TCA_HTB_RATE64, opt.rate), (_TCA_HTB_CEIL64, opt.ceil))
+    )
     try:
         return Rate(rate * 8) if rate == ceil else None
     except ValueError:

@@ -37,7 +37,7 @@ _MIN_RATE: Final = 12_000
 """In bit/s: Open vSwitch makes no slower queue (lib/netdev-linux.c)."""
 
 _MAX_RATE: Final = 34_000_000_000
-"""Of the port as a whole, in bit/s. HTB rates are 32-bit bytes/s; without a rate Open vSwitch takes 100 Mbit/s for a
+"""Of the port as a whole, in bit/s: what fits into 32-bit bytes/s. Without a rate Open vSwitch takes 100 Mbit/s for a
 link whose speed it does not know."""
 
 # ovs-vsctl takes more than a second for a thousand.
