@@ -11,7 +11,7 @@ otherwise.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -24,7 +24,7 @@ from mptcp_lab.scenario.scenario_schema import Network as Description
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 Family = Literal[4, 6]
 Network = IPv4Network | IPv6Network
@@ -84,6 +84,7 @@ class ClientSpec:
 class Topology:
     """What to build. `proxy_qdisc` is the proxy's own queueing discipline, in the words of tc(8).
 
+    `proxy_sysctls` are further kernel parameters of the proxy, by their path below /proc/sys.
     `in_order`: one processor receives the packets of a host, in the order in which they were sent.
     """
 
@@ -91,6 +92,7 @@ class Topology:
     ethernet: AccessLink = ETHERNET
     wifi: AccessLink = WIFI
     proxy_qdisc: str = "pfifo limit 1000"
+    proxy_sysctls: Mapping[str, str] = field(default_factory=dict)
     in_order: bool = True
 
     def description(self) -> Description:
@@ -100,7 +102,9 @@ class Topology:
             "router": HostSection(forward=True),
             # What Squid accepts has the buffers of the listening socket: parameters are set before it listens.
             "proxy": HostSection.model_construct(
-                limits=_LIMITS, sysctls=_parameters(_RECOMMENDED), qdiscs={"eth0": self.proxy_qdisc}
+                limits=_LIMITS,
+                sysctls={**_parameters(_RECOMMENDED), **self.proxy_sysctls},
+                qdiscs={"eth0": self.proxy_qdisc},
             ),
             "origin": HostSection(),
         }

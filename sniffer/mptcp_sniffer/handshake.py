@@ -44,6 +44,20 @@ class Ends(NamedTuple):
     proxy: PackedEndpoint
 
 
+class Start(NamedTuple):
+    """Where one side begins: its initial sequence number, and how many bytes of data came with it (TCP Fast Open)."""
+
+    sequence: int
+    payload: int
+
+    def is_followed_by(self, number: int) -> bool:
+        """Whether this sequence number comes next: after the SYN alone, or after its data.
+
+        The other side accepts all of the data or none (RFC 7413, section 4.2.2).
+        """
+        return (number - self.sequence - 1) & 0xFFFF_FFFF in (0, self.payload)
+
+
 class Opened(NamedTuple):
     """A complete MP_CAPABLE handshake, SYN at `at`. `keys` is None if only the proxy's was seen (`Trust.TOKEN`)."""
 
@@ -51,7 +65,7 @@ class Opened(NamedTuple):
     token: Token
     version: int
     keys: Keys | None
-    sequence: int
+    start: Start
     at: float
 
 
@@ -64,20 +78,20 @@ class Joined(NamedTuple):
     proxy_address_id: int
     backup: bool
     proxy_backup: bool
-    sequence: int
+    start: Start
     at: float
     authenticated: bool
 
 
 class _Syn(NamedTuple):
     option: MpCapable | MpJoinSyn
-    sequence: int
+    start: Start
     at: float
 
 
 class _Answer(NamedTuple, Generic[_Ack]):
     option: MpCapable | _Ack
-    sequence: int
+    start: Start
     acknowledgment: int
 
 
@@ -104,9 +118,9 @@ class Handshakes:
     """The incomplete handshakes: at most `bound`, beyond which the oldest is forgotten.
 
     `keys_of` returns the keys of the connection with a token, or None if only the connection is known, and raises
-    UnknownToken. `is_live` says whether a subflow on these ports began with a SYN of this sequence number. `on_failed`
-    is told when and why a JOIN that was returned to wait for its third ACK has failed. `counters` count the handshakes
-    that failed, by reason.
+    UnknownToken. `start_of` returns the start of the client of the live subflow on these ports, None if that is not
+    known. `on_failed` is told when and why a JOIN that was returned to wait for its third ACK has failed. `counters`
+    count the handshakes that failed, by reason.
     """
 
     def __init__(
@@ -116,14 +130,14 @@ class Handshakes:
         counters: Counter[str],
         *,
         keys_of: Callable[[Token], Keys | None],
-        is_live: Callable[[Ends, int], bool],
+        start_of: Callable[[Ends], Start | None],
         on_failed: Callable[[Joined, float, str], None],
     ) -> None:
         self._bound = bound
         self._trust = trust
         self._counters = counters
         self._keys_of = keys_of
-        self._is_live = is_live
+        self._start_of = start_of
         self._on_failed = on_failed
         self._half_open: OrderedDict[Ends, _HalfOpen] = OrderedDict()
 
@@ -139,9 +153,10 @@ class Handshakes:
         if not isinstance(option, MpCapable | MpJoinSyn):
             self._counters["plain_tcp"] += 1
             return None
-        half_open = self._half_open.get(ends)
-        earlier = half_open and half_open.syn
-        if (earlier and earlier.sequence == segment.sequence) or self._is_live(ends, segment.sequence):
+        earlier, start = self._syn_of(ends), _start(segment)
+        known = None if earlier is None else earlier.start, self._start_of(ends)
+        # With `Trust.TOKEN` a live subflow may be known by its third ACK, which came after the data.
+        if any(each is not None and start.is_followed_by(each.sequence + 1) for each in known):
             self._counters["syn_retransmitted"] += 1
             return None
         if isinstance(option, MpJoinSyn):
@@ -152,20 +167,20 @@ class Handshakes:
         if earlier:
             self.forget(ends, at, "ports reused")
         half_open = self._begun(ends, at)
-        half_open.syn = _Syn(option, segment.sequence, at)
-        if half_open.syn_ack is not None and _before(half_open.syn_ack.acknowledgment) != segment.sequence:
+        half_open.syn = _Syn(option, start, at)
+        if half_open.syn_ack is not None and not start.is_followed_by(half_open.syn_ack.acknowledgment):
             half_open.syn_ack = None
         return self._proceed(ends, half_open, at)
 
     def on_syn_ack(self, ends: Ends, segment: Segment, options: Sequence[Option], at: float) -> Opened | Joined | None:
         """The proxy's SYN/ACK. Returns as `on_syn`."""
         option = _only_handshake(options)
-        syn, answered = self._syn_of(ends), _before(segment.acknowledgment)
-        if self._is_live(ends, answered) if syn is None else syn.sequence != answered:
+        syn, answered = self._syn_of(ends), segment.acknowledgment
+        if self._is_live(ends, answered) if syn is None else not syn.start.is_followed_by(answered):
             return None
         if isinstance(option, MpCapable | MpJoinSynAck):
             half_open = self._begun(ends, at)
-            half_open.syn_ack = _Answer(option, segment.sequence, segment.acknowledgment)
+            half_open.syn_ack = _Answer(option, _start(segment), answered)
             return self._proceed(ends, half_open, at)
         if syn is not None:
             self._fall_back(ends, at)
@@ -182,10 +197,10 @@ class Handshakes:
             if self._trust is Trust.TOKEN and isinstance(option, MpCapable):
                 self._half_open.pop(ends, None)
                 return self._opened_without_syn(ends, segment, option, at)
-            if self._is_live(ends, _before(segment.sequence)):
+            if self._is_live(ends, segment.sequence):
                 return None
         half_open = self._begun(ends, at)
-        half_open.third_ack = _Answer(option, segment.sequence, segment.acknowledgment)
+        half_open.third_ack = _Answer(option, _start(segment), segment.acknowledgment)
         return self._proceed(ends, half_open, at)
 
     def _opened_without_syn(self, ends: Ends, segment: Segment, ack: MpCapable, at: float) -> Opened | None:
@@ -193,7 +208,12 @@ class Handshakes:
             return None
         keys = Keys(ack.version, ack.sender_key, ack.receiver_key)
         token = token_of(keys.version, keys.proxy)
-        return Opened(ends, token, keys.version, keys, _before(segment.sequence), at)
+        return Opened(ends, token, keys.version, keys, Start(_before(segment.sequence), 0), at)
+
+    def _is_live(self, ends: Ends, number: int) -> bool:
+        """Whether the live subflow on these ports goes on with this sequence number after its SYN."""
+        start = self._start_of(ends)
+        return start is not None and start.is_followed_by(number)
 
     def _syn_of(self, ends: Ends) -> _Syn | None:
         half_open = self._half_open.get(ends)
@@ -231,9 +251,9 @@ class Handshakes:
                     self._counters["wrong_key"] += 1
                     return None
                 del self._half_open[ends]
-                return Opened(ends, token_of(version, proxy), version, keys, syn.sequence, syn.at)
+                return Opened(ends, token_of(version, proxy), version, keys, syn.start, syn.at)
             case MpCapable(version, bytes(proxy)), _ if is_token_enough:
-                return Opened(ends, token_of(version, proxy), version, None, syn.sequence, syn.at)
+                return Opened(ends, token_of(version, proxy), version, None, syn.start, syn.at)
         return None
 
     def _proceed_to_join(
@@ -322,7 +342,7 @@ def _joined(
     proxy_id, proxy_backup = (answer.address_id, answer.backup) if isinstance(answer, MpJoinSynAck) else (0, False)
     flags = request.backup, proxy_backup
     token = Token(request.token)
-    return Joined(ends, token, request.address_id, proxy_id, *flags, syn.sequence, syn.at, authenticated)
+    return Joined(ends, token, request.address_id, proxy_id, *flags, syn.start, syn.at, authenticated)
 
 
 def _is_proved(offer: MpCapable, answer: MpCapable, keys: Keys) -> bool:
@@ -331,14 +351,21 @@ def _is_proved(offer: MpCapable, answer: MpCapable, keys: Keys) -> bool:
 
 
 def _follows(half_open: _HalfOpen) -> bool:
-    """Whether the third ACK belongs to this handshake: an off-path attacker does not know both sequence numbers."""
-    syn, answer, ack = half_open.syn, half_open.syn_ack, half_open.third_ack
+    """Whether the third ACK belongs to this handshake: an off-path attacker does not know both sequence numbers.
+
+    The SYN/ACK does: it was compared with the SYN.
+    """
+    answer, ack = half_open.syn_ack, half_open.third_ack
     return (
-        syn is not None
-        and answer is not None
+        answer is not None
         and ack is not None
-        and (_before(ack.sequence), _before(ack.acknowledgment)) == (syn.sequence, answer.sequence)
+        and ack.start.sequence == answer.acknowledgment
+        and answer.start.is_followed_by(ack.acknowledgment)
     )
+
+
+def _start(segment: Segment) -> Start:
+    return Start(segment.sequence, segment.payload)
 
 
 def _before(sequence: int) -> int:

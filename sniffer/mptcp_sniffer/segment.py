@@ -40,7 +40,7 @@ class PackedEndpoint(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """The header of a TCP segment; `options` are the raw bytes after the fixed part."""
+    """The header of a TCP segment; `options` are the raw bytes after the fixed part, `payload` the bytes of data."""
 
     source: PackedEndpoint
     destination: PackedEndpoint
@@ -48,6 +48,7 @@ class Segment(NamedTuple):
     acknowledgment: int
     flags: int
     options: bytes
+    payload: int
 
 
 def parse_ethernet(frame: bytes) -> Segment | None:
@@ -99,7 +100,7 @@ def parse_ip_header(packet: bytes) -> tuple[int, int, bytes, bytes] | None:
 
 
 def parse_tcp(packet: bytes, offset: int, source: bytes, destination: bytes) -> Segment:
-    """The segment at this offset of a packet between two addresses. Raises Malformed if its header is truncated."""
+    """The segment at this offset of an IP packet between two addresses. Raises Malformed if its header is truncated."""
     if len(packet) < offset + TCP_FIXED_BYTES:
         raise Malformed("TCP header cut off")
     source_port, destination_port, sequence, acknowledgment, data_offset, flags = _TCP.unpack_from(packet, offset)
@@ -114,4 +115,12 @@ def parse_tcp(packet: bytes, offset: int, source: bytes, destination: bytes) -> 
         acknowledgment,
         flags,
         options,
+        max(_ip_bytes(packet) - offset - header_bytes, 0),
     )
+
+
+def _ip_bytes(packet: bytes) -> int:
+    """The length that the IP header states: a captured frame may be cut, and may be padded."""
+    if packet[0] >> 4 == 4:
+        return int.from_bytes(packet[2:4])
+    return IPV6_HEADER_BYTES + int.from_bytes(packet[4:6])

@@ -36,7 +36,7 @@ from mptcp_throttle.model import Connection, FourTuple, Subflow, Token, Trust
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from mptcp_sniffer.handshake import Keys
+    from mptcp_sniffer.handshake import Keys, Start
     from mptcp_sniffer.kernel_events import KernelEvent
     from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 
@@ -73,8 +73,8 @@ class Bounds(NamedTuple):
 
 @dataclass(slots=True)
 class _LiveSubflow:
-    """`sequence`, the client's initial sequence number, distinguishes it from a later subflow on the same ports; None
-    if known from the kernel list only. `established_at` is when it came into the table, `idle_since` the time of its
+    """`start`, of the client's SYN, distinguishes it from a later subflow on the same ports; None if known from the
+    kernel list only. `established_at` is when it came into the table, `idle_since` the time of its
     last captured segment. `closed_by_kernel`: when it said so; it may still send what was queued before.
     `backup_claimed`: the client was seen to ask for a backup. `backup_withdrawn`: then for a regular subflow, which the
     kernel has not confirmed."""
@@ -83,7 +83,7 @@ class _LiveSubflow:
     opened_at: float
     established_at: float
     idle_since: float
-    sequence: int | None
+    start: Start | None
     address_id: int = 0
     proxy_address_id: int = 0
     backup_at_join: bool = False
@@ -143,7 +143,7 @@ class Tracker:
             trust,
             self.counters,
             keys_of=self._keys_of,
-            is_live=self._is_live,
+            start_of=self._start_of,
             on_failed=self._report_failed_join,
         )
         self._connections: dict[Token, _Tracked] = {}
@@ -236,8 +236,8 @@ class Tracker:
     def _on_syn_ack(self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float) -> Iterator[Token]:
         entry = self._by_ends.get(ends)
         if entry is not None:
-            known = entry.subflows[ends].sequence
-            if known is not None and known != (segment.acknowledgment - 1) & 0xFFFF_FFFF:
+            known = entry.subflows[ends].start
+            if known is not None and not known.is_followed_by(segment.acknowledgment):
                 # A SYN/ACK for another SYN on these ports: the kernel has closed the subflow that is in our table.
                 self.counters["port_reused"] += 1
                 yield self._close(ends, at, "ports reused")
@@ -264,8 +264,8 @@ class Tracker:
                 entry.keys = opened.keys
                 self._unauthenticated.pop(opened.token, None)
             live = entry.subflows[opened.ends]
-            if live.sequence is None:
-                live.sequence, live.opened_at = opened.sequence, opened.at
+            if live.start is None:
+                live.start, live.opened_at = opened.start, opened.at
                 yield opened.token
             return
         if opened.ends in self._by_ends:
@@ -292,7 +292,7 @@ class Tracker:
         known = self._by_ends.get(joined.ends)
         if known is not None:
             listed, live = known.subflows[joined.ends], _live(joined, at)
-            if known.token == joined.token and listed.sequence in (None, joined.sequence):
+            if known.token == joined.token and listed.start in (None, joined.start):
                 # It was in the kernel list before its frames were captured.
                 live.closed_by_kernel = listed.closed_by_kernel
                 known.subflows[joined.ends] = live
@@ -317,9 +317,9 @@ class Tracker:
             raise UnknownToken
         return entry.keys
 
-    def _is_live(self, ends: Ends, sequence: int) -> bool:
+    def _start_of(self, ends: Ends) -> Start | None:
         entry = self._by_ends.get(ends)
-        return entry is not None and entry.subflows[ends].sequence == sequence
+        return None if entry is None else entry.subflows[ends].start
 
     def _reopen(self, entry: _Tracked, at: float) -> bool:
         """Put an orphan back into the table; false if the table is full."""
@@ -613,7 +613,7 @@ class Tracker:
         return TableChange(token, Connection(token, entry.version, subflows))
 
     def _report_failed_join(self, joined: Joined, at: float, detail: str) -> None:
-        if self.on_event is not None and not self._is_live(joined.ends, joined.sequence):
+        if self.on_event is not None and self._start_of(joined.ends) != joined.start:
             subflow = _live(joined, at).subflow()
             self.on_event(Event(at, EventKind.FAILED, joined.token, None, subflow, detail))
 
@@ -626,7 +626,7 @@ class Tracker:
 
 
 def _live(handshake: Opened | Joined, at: float) -> _LiveSubflow:
-    live = _LiveSubflow(_unpack(handshake.ends), handshake.at, at, at, handshake.sequence)
+    live = _LiveSubflow(_unpack(handshake.ends), handshake.at, at, at, handshake.start)
     if isinstance(handshake, Joined):
         live.address_id, live.proxy_address_id = handshake.address_id, handshake.proxy_address_id
         live.backup_at_join = live.backup_by_client = live.backup_claimed = handshake.backup

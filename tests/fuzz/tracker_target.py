@@ -114,8 +114,11 @@ def _steps(tracker: Tracker, program: bytes) -> Iterator[tuple[Segment | None, l
 
 
 def _segment(client: Client, oddities: int, flags: int, bodies: tuple[int, ...]) -> Segment:
-    """A segment of the client or to it, with right or wrong sequence numbers."""
-    by_proxy, wrong_sequence, wrong_acknowledgment = (oddities >> bit & 1 for bit in range(3))
+    """A segment of the client or to it, with right or wrong sequence numbers.
+
+    One that is too large by one is right if the SYN has a byte of data, which the other side has accepted.
+    """
+    by_proxy, wrong_sequence, wrong_acknowledgment, payload = (oddities >> bit & 1 for bit in range(4))
     options = b"".join(_option(BODIES[body % len(BODIES)]) for body in bodies)
     ours, theirs = PROXY_SEQUENCE, client.seq
     if not by_proxy:
@@ -124,7 +127,7 @@ def _segment(client: Client, oddities: int, flags: int, bodies: tuple[int, ...])
     acknowledgment = (theirs + 1 + wrong_acknowledgment) % 2**32
     ends = client.ends
     source, destination = (ends.proxy, ends.client) if by_proxy else (ends.client, ends.proxy)
-    return Segment(source, destination, sequence, acknowledgment, flags, options)
+    return Segment(source, destination, sequence, acknowledgment, flags, options, payload)
 
 
 def _option(body: bytes) -> bytes:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 _DUPLEX_PORT: Final = 4000
 _FETCH: Final = """
 import socket, sys
-own, port, proxy, proxy_port, url = sys.argv[1:]
+own, port, proxy, proxy_port, url, fast_open = sys.argv[1:]
 with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262) as connection:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, 30, int(fast_open))  # TCP_FASTOPEN_CONNECT
     connection.bind((own, int(port)))
     connection.connect((proxy, int(proxy_port)))
     connection.sendall(f"GET {url} HTTP/1.1\\r\\nHost: origin\\r\\n\\r\\n".encode())
@@ -50,11 +51,15 @@ with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262) as connection:
 """
 
 
-def download_from(world: ProxyWorld, address: Address, port: int) -> Process:
-    """A download that does not end, over a connection whose first subflow has this end."""
+def download_from(world: ProxyWorld, address: Address, port: int, *, fast_open: bool = False) -> Process:
+    """A download that does not end, over a connection whose first subflow has this end.
+
+    With `fast_open` the request is data of the SYN, as far as net.ipv4.tcp_fastopen lets the client send it there.
+    """
     origin = f"http://{world.lab.origin_address(4)}/{endless(world.origin).name}"
     proxy = (str(world.lab.proxy_address(4)), str(PORT))
-    return world.lab.client.start(f"from-{port}", sys.executable, "-c", _FETCH, str(address), str(port), *proxy, origin)
+    arguments = (str(address), str(port), *proxy, origin, str(int(fast_open)))
+    return world.lab.client.start(f"from-{port}", sys.executable, "-c", _FETCH, *arguments)
 
 
 def exchange(world: ProxyWorld) -> Process:

@@ -163,7 +163,7 @@ class Frame:
         ends = (self.client, _PROXY)
         seems_by_proxy = self.by_proxy if self.seems_by_proxy is None else self.seems_by_proxy
         source, destination = ends[::-1] if seems_by_proxy else ends
-        return Segment(source, destination, self.sequence, self.acknowledgment, self.flags, options)
+        return Segment(source, destination, self.sequence, self.acknowledgment, self.flags, options, 0)
 
 
 Fate = float | None

@@ -37,6 +37,7 @@ def frame(
     seq: int = 100,
     ack: int = 0,
     vlans: int = 0,
+    payload: bytes = b"",
 ) -> bytes:
     """An Ethernet frame; `options` are the bodies of MPTCP options, after other options as in real stacks."""
     ip = IPv6(src=source, dst=destination) if ":" in source else IP(src=source, dst=destination)
@@ -45,13 +46,23 @@ def frame(
     packet = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
     for _ in range(vlans):
         packet /= Dot1Q(vlan=5)
-    return bytes(packet / ip / TCP(sport=sport, dport=dport, flags=flags, seq=seq, ack=ack, options=tcp_options))
+    tcp = TCP(sport=sport, dport=dport, flags=flags, seq=seq, ack=ack, options=tcp_options)
+    return bytes(packet / ip / tcp / payload)
 
 
 def segment(
-    source: str, sport: int, destination: str, dport: int, flags: str, *options: bytes, seq: int = 100, ack: int = 0
+    source: str,
+    sport: int,
+    destination: str,
+    dport: int,
+    flags: str,
+    *options: bytes,
+    seq: int = 100,
+    ack: int = 0,
+    payload: bytes = b"",
 ) -> Segment:
-    parsed = parse_ethernet(frame(source, sport, destination, dport, flags, *options, seq=seq, ack=ack))
+    captured = frame(source, sport, destination, dport, flags, *options, seq=seq, ack=ack, payload=payload)
+    parsed = parse_ethernet(captured)
     assert parsed is not None
     return parsed
 
@@ -108,11 +119,16 @@ def _hmac(version: int, key: bytes, message: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Client:
-    """The client of one subflow; each method makes one of its segments."""
+    """The client of one subflow; each method makes one of its segments.
+
+    `early` and `answer` are the data of the SYN and of the SYN/ACK, which the other side accepts (TCP Fast Open).
+    """
 
     address: str
     port: int
     seq: int = 100
+    early: bytes = b""
+    answer: bytes = b""
 
     @property
     def ends(self) -> Ends:
@@ -125,17 +141,33 @@ class Client:
     def _proxy(self) -> str:
         return PROXY6 if ":" in self.address else PROXY
 
+    @property
+    def _next(self) -> int:
+        return self.seq + 1 + len(self.early)
+
+    @property
+    def _next_by_proxy(self) -> int:
+        return 901 + len(self.answer)
+
+    def _by_client(self, flags: str, *options: bytes, seq: int, ack: int = 0, payload: bytes = b"") -> Segment:
+        ends = self.address, self.port, self._proxy, 8080
+        return segment(*ends, flags, *options, seq=seq, ack=ack, payload=payload)
+
+    def _by_proxy(self, flags: str, *options: bytes, seq: int, ack: int, payload: bytes = b"") -> Segment:
+        ends = self._proxy, 8080, self.address, self.port
+        return segment(*ends, flags, *options, seq=seq, ack=ack, payload=payload)
+
     def syn(self, *options: bytes) -> Segment:
-        return segment(self.address, self.port, self._proxy, 8080, "S", *options, seq=self.seq)
+        return self._by_client("S", *options, seq=self.seq, payload=self.early)
 
     def synack(self, *options: bytes) -> Segment:
-        return segment(self._proxy, 8080, self.address, self.port, "SA", *options, seq=900, ack=self.seq + 1)
+        return self._by_proxy("SA", *options, seq=900, ack=self._next, payload=self.answer)
 
     def ack(self, *options: bytes, flags: str = "A") -> Segment:
-        return segment(self.address, self.port, self._proxy, 8080, flags, *options, seq=self.seq + 1, ack=901)
+        return self._by_client(flags, *options, seq=self._next, ack=self._next_by_proxy)
 
     def ack_by_proxy(self, *options: bytes, flags: str = "A") -> Segment:
-        return segment(self._proxy, 8080, self.address, self.port, flags, *options, seq=901, ack=self.seq + 1)
+        return self._by_proxy(flags, *options, seq=self._next_by_proxy, ack=self._next)
 
     def fin(self) -> Segment:
         return segment(self.address, self.port, self._proxy, 8080, "FA", seq=500)

@@ -106,6 +106,19 @@ def test_captures_of_every_file_and_link_type_give_the_same_result(kind: str, tm
     assert [event["event"] for event in history["events"]] == kinds
 
 
+def test_fast_open_is_read_from_frames_without_their_data(tmp_path: Path) -> None:
+    path = tmp_path / "capture"
+    frames = [
+        frame(*ETHERNET, PROXY, 8080, "S", capable_syn(), seq=100, payload=bytes(300))[:100],
+        frame(PROXY, 8080, *ETHERNET, "SA", capable_synack(), seq=900, ack=401),
+        frame(*ETHERNET, PROXY, 8080, "A", capable_ack(), seq=401, ack=901),
+        *map(bytes, packets()[3:6]),
+    ]
+    path.write_bytes(pcap(*frames))
+    (connection,) = read_capture(path, (8080,), Trust.HANDSHAKE)["connections"]
+    assert [subflow["state"] for subflow in connection["subflows"]] == ["active", "backup"]
+
+
 Account = list[tuple[Json, ...]]
 
 

@@ -21,6 +21,24 @@ def test_header_is_found_behind_vlan_tags_in_both_ip_versions(client: str, proxy
     assert capable_syn() in segment.options
 
 
+@pytest.mark.parametrize(("client", "proxy"), [("10.1.0.2", "10.3.0.2"), ("fd00:1::2", "fd00:3::2")])
+@pytest.mark.parametrize("payload", [0, 1, 1400])
+def test_bytes_of_data_are_those_that_the_ip_header_states(client: str, proxy: str, payload: int) -> None:
+    whole = frame(client, 40000, proxy, 8080, "S", capable_syn(), payload=bytes(payload))
+    cut, padded = whole[:142], whole + bytes(20)
+    for captured in (whole, cut, padded):
+        segment = parse_ethernet(captured)
+        assert segment is not None
+        assert segment.payload == payload
+
+
+def test_bytes_of_data_are_not_negative() -> None:
+    packet = frame("fd00:1::2", 40000, "fd00:3::2", 8080, "A")[ETHERNET:]
+    segment = parse_ip(packet[:4] + bytes(2) + packet[6:])  # the length of a jumbogram is elsewhere (RFC 2675)
+    assert segment is not None
+    assert segment.payload == 0
+
+
 def test_other_protocols_and_later_fragments_are_not_tcp_segments() -> None:
     tcp = frame("10.1.0.2", 1, "10.3.0.2", 8080, "S")
     arp = tcp[:12] + b"\x08\x06" + tcp[14:]

@@ -117,6 +117,8 @@ def joining(
 ETHERNET = Client("10.1.0.2", 40000)
 WIFI = Client("10.2.0.2", 50000)
 AGAIN = Client(ETHERNET.address, ETHERNET.port, seq=777)  # another connection on the same ports
+EARLY = Client(ETHERNET.address, ETHERNET.port, early=bytes(300))  # TCP Fast Open
+ANSWERED = Client(ETHERNET.address, ETHERNET.port, early=bytes(300), answer=bytes(200))
 OVER_ETHERNET, OVER_WIFI, OVER_BOTH = ["10.1.0.2:40000"], ["10.2.0.2:50000"], ["10.1.0.2:40000", "10.2.0.2:50000"]
 
 
@@ -266,6 +268,42 @@ def test_handshake_that_opens_no_connection(wire: Wire, segments: list[Segment],
     assert counter is None or wire.tracker.counters[counter] == 1
 
 
+@pytest.mark.parametrize(("client", "right"), [(ETHERNET, {0}), (ANSWERED, {0, 300})], ids=["plain", "Fast Open"])
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 299, 300, 301, 2**31])
+def test_syn_ack_acknowledges_the_syn_or_all_its_data(wire: Wire, client: Client, right: set[int], beyond: int) -> None:
+    syn, synack, third_ack = opening(client)
+    number = (client.seq + 1 + beyond) % 2**32
+    tried = synack._replace(acknowledgment=number), third_ack._replace(sequence=number)
+    wire.send(syn, *tried)
+    assert bool(wire.table) is (beyond in right)
+    wire.send(synack, third_ack)
+    assert wire.clients() == OVER_ETHERNET
+    overtaken = Wire()
+    overtaken.send(tried[0], syn, tried[1])
+    assert bool(overtaken.table) is (beyond in right)
+
+
+@pytest.mark.parametrize(("client", "right"), [(ETHERNET, 0), (ANSWERED, 300)], ids=["plain", "Fast Open"])
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 299, 300, 301, 2**31])
+def test_third_ack_comes_after_what_the_syn_ack_acknowledges(
+    wire: Wire, client: Client, right: int, beyond: int
+) -> None:
+    *begun, third_ack = opening(client)
+    wire.send(*begun, third_ack._replace(sequence=(client.seq + 1 + beyond) % 2**32))
+    assert bool(wire.table) is (beyond == right)
+    wire.send(third_ack)
+    assert wire.clients() == OVER_ETHERNET
+
+
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 199, 200, 201, 2**31])
+def test_third_ack_acknowledges_the_syn_ack_or_all_its_data(wire: Wire, beyond: int) -> None:
+    *begun, third_ack = opening(ANSWERED)
+    wire.send(*begun, third_ack._replace(acknowledgment=(901 + beyond) % 2**32))
+    assert bool(wire.table) is (beyond in {0, 200})
+    wire.send(third_ack)
+    assert wire.clients() == OVER_ETHERNET
+
+
 def test_tcp_without_mptcp_is_not_tracked(wire: Wire) -> None:
     wire.send(ETHERNET.syn(), ETHERNET.synack(), ETHERNET.ack())
     assert wire.table == {}
@@ -285,6 +323,15 @@ CAPTURED: dict[str, list[tuple[list[Segment], list[str]]]] = {
     "the third ACK of a JOIN needs the right sequence numbers": [
         ([*OPENED, JOIN_SYN, JOIN_SYN_ACK, BLIND_JOIN_ACK], OVER_ETHERNET),
         ([JOIN_ACK], OVER_BOTH),
+    ],
+    "Fast Open": [([*opening(EARLY), *joining(WIFI)], OVER_BOTH)],
+    "Fast Open in version 0": [([*opening(EARLY, version=0), *joining(WIFI, version=0)], OVER_BOTH)],
+    "Fast Open, the data refused": [([EARLY.syn(capable_syn()), SYN_ACK, THIRD_ACK, *joining(WIFI)], OVER_BOTH)],
+    "Fast Open with data in the SYN/ACK": [([*opening(ANSWERED), *joining(WIFI)], OVER_BOTH)],
+    "Fast Open, the data of the SYN/ACK refused": [([*opening(ANSWERED)[:2], EARLY.ack(capable_ack())], OVER_ETHERNET)],
+    "Fast Open, the handshake sent again": [
+        ([*opening(EARLY), SYN, *opening(EARLY), EARLY.ack_by_proxy()], OVER_ETHERNET),
+        ([AGAIN.syn(capable_syn()), AGAIN.synack(capable_synack(OTHER_KEY))], []),
     ],
     "FIN": [(JOINED, OVER_BOTH), ([WIFI.fin()], OVER_ETHERNET), ([ETHERNET.fin()], [])],
     "RST": [([*JOINED, WIFI.reset_by_proxy()], OVER_ETHERNET), ([ETHERNET.reset_by_proxy()], [])],
@@ -409,7 +456,7 @@ def test_mp_prio_with_an_address_id_is_ignored_in_version_1(opened: Wire) -> Non
     assert opened.tracker.counters["malformed"] == 2
 
 
-OPENINGS = [*opening(Client("10.1.0.2", 1)), *opening(Client("10.1.0.3", 8080), OTHER_KEY, 0)]
+OPENINGS = [*opening(Client("10.1.0.2", 1, early=bytes(9))), *opening(Client("10.1.0.3", 8080), OTHER_KEY, 0)]
 JOININGS = [
     *joining(Client("10.2.0.2", 2)),
     *joining(Client("fd00:2::2", 3)),
