@@ -20,7 +20,7 @@ EXIT_STATUSES: Final = {
     ),
     os.EX_OSERR: "a kernel feature is missing",
     os.EX_IOERR: "the output cannot be written",
-    os.EX_TEMPFAIL: "another instance is running",
+    os.EX_TEMPFAIL: "another instance is running: with this configuration, or in this network namespace",
     os.EX_NOPERM: "a capability or a file permission is missing",
     os.EX_CONFIG: "the configuration is invalid",
     EX_INTERRUPTED: "interrupted by Ctrl-C",

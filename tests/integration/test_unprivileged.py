@@ -202,6 +202,14 @@ def test_other_users_take_no_lock_and_do_not_reach_the_daemon(world: ProxyWorld,
         assert (status != 0, "Permission denied" in line) == (True, True), lock
 
 
+def test_namespace_lock_of_the_units_user_refuses_root(world: ProxyWorld) -> None:
+    by_hand = Services(world.proxy, name=unique("by-hand"))
+    result = world.proxy.run(EXECUTABLES / "mptcp-throttled", "--config", by_hand.config, check=False)
+    owner = f"process {world.daemon.pid}, {world.services.config}"
+    line = f"mptcp-throttled is running already in this network namespace: {owner}\n"
+    assert (result.returncode, result.stderr) == (os.EX_TEMPFAIL, line)
+
+
 def test_cleanup_after_kill_9_works_as_the_units_user(
     world: ProxyWorld, before: dict[str, str], services: InUnits
 ) -> None:

@@ -19,6 +19,7 @@ from mptcp_throttled.kernel.steering import steering
 from mptcp_throttled.kernel.uplink.acks import AckSender, list_acks
 from mptcp_throttled.lifecycle import back_ends
 from mptcp_throttled.lifecycle.kept_link import KeptLink
+from mptcp_throttled.lifecycle.namespace_lock import namespace_lock
 from mptcp_throttled.lifecycle.port_record import PortRecord
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED
 
@@ -148,7 +149,7 @@ def clean_up_host(path: Path) -> None:
             _log.warning("%s", problem)
         directory = find_daemon_directory(path)
         kernel, unused = back_ends.unconfigured_kernels(directory)
-    with service.single_instance(directory, "mptcp-throttled", group):
+    with service.single_instance(directory, "mptcp-throttled", group), namespace_lock(path):
         record = PortRecord(directory)
         recorded = record.load()
         free_steered(directory, recorded)

@@ -26,6 +26,7 @@ from mptcp_throttled.lifecycle.cleanup import (
 from mptcp_throttled.lifecycle.control_key import control_group
 from mptcp_throttled.lifecycle.daemon import Daemon
 from mptcp_throttled.lifecycle.kept_link import KeptLink
+from mptcp_throttled.lifecycle.namespace_lock import namespace_lock
 from mptcp_throttled.lifecycle.port_record import PortRecord
 
 
@@ -38,7 +39,7 @@ def serve(path: Path) -> None:
     service.return_freed_memory()
     require_capabilities()
     directory = config.sockets.daemon.parent
-    with service.single_instance(directory, "mptcp-throttled", config.socket_group):
+    with service.single_instance(directory, "mptcp-throttled", config.socket_group), namespace_lock(path):
         try:
             config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
