@@ -31,17 +31,17 @@ FEATURE_TEXTS: Final[Mapping[FeatureName, FeatureTexts]] = {
     FeatureName.PACING: FeatureTexts(
         "caps are decided in the kernel",
         "missing, so a cap slows down the whole connection",
-        f"{DOCUMENTS}/explanation/paces.md says what it needs",
+        f"{DOCUMENTS}/explanation/paces.md says what it needs; daemon.pacing: false does without it",
     ),
     FeatureName.STEERING: FeatureTexts(
         "capped subflows are held back while preferred ones can do without them",
         "missing, so capped subflows carry data that preferred ones could carry",
-        f"{DOCUMENTS}/explanation/steering.md says what it needs",
+        f"{DOCUMENTS}/explanation/steering.md says what it needs; daemon.steering: false does without it",
     ),
     FeatureName.DISCARDS: FeatureTexts(
         "clients are kept from discarding segments",
         "not prevented, so connections over several networks may stall",
-        f"{DOCUMENTS}/explanation/discards.md says what it needs",
+        f"{DOCUMENTS}/explanation/discards.md says what it needs; daemon.prevent_discards: false does without it",
     ),
 }
 """Problems of uplinks are among the errors."""

@@ -79,4 +79,8 @@ def daemon_findings(status: Json) -> Iterator[Finding]:
         yield Finding("mptcp-throttled")
     for feature, texts in FEATURE_TEXTS.items():
         problem = answer["features"][feature]["problem"]
-        yield note(feature, is_well=problem is None, problem=f"{texts.drawback}: {problem}", remedy=texts.remedy)
+        switched_off = answer["features"][feature].get("switched_off")  # missing while an earlier version runs
+        if switched_off is not None:
+            yield Finding(feature, remark=f"switched off: {switched_off}")
+        else:
+            yield note(feature, is_well=problem is None, problem=f"{texts.drawback}: {problem}", remedy=texts.remedy)

@@ -67,7 +67,10 @@ STATUS: Final[dict[str, Any]] = {
         "pause": None,
         "errors": ["class 4d50:2: refused"],
         "not_enforced": [],
-        "features": {name: {"problem": None, "counters": {}} for name in ("steering", "pacing", "uplinks", "discards")},
+        "features": {
+            name: {"problem": None, "switched_off": None, "counters": {}}
+            for name in ("steering", "pacing", "uplinks", "discards")
+        },
         "config": {"problems": []},
     },
     "sniffer": {"connected": True, "problem": None},

@@ -243,7 +243,7 @@ def of_counters(comparison: Comparison) -> None:
         "uplinks": asdict(UplinkCounters()),
         "discards": asdict(DiscardCounters()),
     }
-    features = {name: {"problem": None, "counters": each} for name, each in counters.items()}
+    features = {name: {"problem": None, "switched_off": None, "counters": each} for name, each in counters.items()}
     comparison.of_object(features, ("features", ""))
     sources = (path.read_text(encoding="utf-8") for path in (REPOSITORY / "sniffer/mptcp_sniffer").glob("*.py"))
     of_sniffer = re.findall(r'counters\["(\w+)"\]', "\n".join(sources))

@@ -24,7 +24,8 @@ def host_in(directory: Path) -> Host:
 
 def status(problems: Mapping[str, str] = MappingProxyType({}), **daemon: object) -> Json:
     fine: Json = {"not_enforced": [], "errors": [], "config": {"problems": []}, "pause": None}
-    features = {name: {"problem": problems.get(name)} for name in ("steering", "pacing", "discards")}
+    names = ("steering", "pacing", "discards")
+    features = {name: {"problem": problems.get(name), "switched_off": None} for name in names}
     return {"daemon": {**fine, "features": features, **daemon}, "sniffer": {"connected": True, "problem": None}}
 
 

@@ -18,4 +18,6 @@ def test_feature_that_is_switched_off_is_in_the_answer() -> None:
     snapshot = Snapshot(features={FeatureName.PACING: Absent("daemon.pacing is false").state})
     view = View(snapshot, Enforcement(), {}, Now(1000.0, 1.7e9))
     answer = json.loads(json.dumps(status(view, SubflowCounts(), ("eth0",), {})))
-    assert answer["daemon"]["features"] == {"pacing": {"problem": "daemon.pacing is false", "counters": {}}}
+    assert answer["daemon"]["features"] == {
+        "pacing": {"problem": "daemon.pacing is false", "switched_off": "daemon.pacing is false", "counters": {}}
+    }

@@ -47,7 +47,11 @@ def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], confi
             "held_subflows": snapshot.held,
             "paced_subflows": max(0, len(snapshot.applied.paces) - snapshot.held),
             "features": {
-                name: {"problem": state.problem, "counters": dict(state.counters)}
+                name: {
+                    "problem": state.problem,
+                    "switched_off": state.switched_off,
+                    "counters": dict(state.counters),
+                }
                 for name, state in snapshot.features.items()
             },
             "errors": list(snapshot.errors),

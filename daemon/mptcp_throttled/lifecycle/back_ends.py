@@ -154,7 +154,9 @@ def _steering(config: Config, control_group: ControlGroup) -> Steering | NoSteer
 
 
 def _discard_prevention(config: Config) -> Feature:
+    if not config.daemon.prevent_discards:
+        return Absent("daemon.prevent_discards is false", is_drawback=False)
     # Without kernel_view the proxy's sockets are on another host.
-    if not (config.daemon.prevent_discards and config.sniffer.kernel_view):
-        return Absent()
+    if not config.sniffer.kernel_view:
+        return Absent("sniffer.kernel_view is false", is_drawback=False)
     return DiscardPrevention(config.proxy.interfaces, config.proxy.ports)

@@ -30,12 +30,13 @@ class Situation:
 class FeatureState:
     """`problem` is why the feature is not in place although it should be, `counters` what its program has counted.
 
-    `held` is how many subflows it holds back.
+    `held` is how many subflows it holds back, `switched_off` the setting that does so: `daemon.pacing is false`.
     """
 
     problem: str | None = None
     counters: Mapping[str, int] = field(default_factory=Map)
     held: int = 0
+    switched_off: str | None = None
 
 
 class Feature(Protocol):
@@ -53,10 +54,10 @@ class Feature(Protocol):
 
 
 class Absent:
-    """A feature that the configuration switches off; `problem` says so where its absence is a drawback."""
+    """A feature that a `setting` switches off; with `is_drawback` its absence is a problem, too."""
 
-    def __init__(self, problem: str | None = None) -> None:
-        self.state = FeatureState(problem)
+    def __init__(self, setting: str, *, is_drawback: bool = True) -> None:
+        self.state = FeatureState(setting if is_drawback else None, switched_off=setting)
 
     def follow(self, situation: Situation) -> None:
         """Do nothing."""
