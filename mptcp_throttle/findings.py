@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -46,6 +47,21 @@ class Host:
 
 Check = Callable[[Host], Iterable[Finding]]
 """It changes nothing, takes no longer than seconds, and says what it could not check."""
+
+
+def of_the_proxy(subject: str) -> Callable[[Check], Check]:
+    """A check of the host on which connections end: with `sniffer.kernel_view: false` that is another one."""
+
+    def limit(check: Check) -> Check:
+        @wraps(check)
+        def limited(host: Host) -> Iterable[Finding]:
+            if host.config.sniffer.kernel_view:
+                return check(host)
+            return [Finding(subject, remark="connections end on another host: sniffer.kernel_view is false")]
+
+        return limited
+
+    return limit
 
 
 def note(subject: str, *, is_well: bool, problem: str, remedy: str) -> Finding:

@@ -130,6 +130,67 @@ def test_doctor_reads_who_decides_about_joins(
     assert "JOINs" not in problems(services)[1]
 
 
+def test_doctor_heeds_addresses_that_are_announced(hosts: Hosts, services: Services) -> None:
+    proxy, address = hosts.lab.proxy, str(hosts.lab.proxy_address(4))
+    endpoint = ("ip", "mptcp", "endpoint")
+    proxy.sysctl({"net/mptcp/allow_join_initial_addr_port": "0"})
+    try:
+        proxy.run(*endpoint, "add", address, "subflow")
+        assert problems(services)[1]["JOINs"] == "are refused at the address of the first subflow"
+        proxy.run(*endpoint, "flush")
+        proxy.run(*endpoint, "add", address, "signal")
+        (joins,) = (finding for finding in findings(services)[1] if finding["subject"] == "JOINs")
+        assert (joins["problem"], joins["remark"]) == (None, f"go to announced addresses: {address}")
+    finally:
+        proxy.run(*endpoint, "flush")
+        proxy.sysctl({"net/mptcp/allow_join_initial_addr_port": "1"})
+
+
+def test_doctor_finds_who_receives_the_events_of_mptcp(proxy: Host, world: ProxyWorld) -> None:
+    proxy.sysctl({"net/mptcp/pm_type": "1"})
+    try:
+        (joins,) = (finding for finding in findings(world.services)[1] if finding["subject"] == "JOINs")
+        remark = "are decided by the path manager 'userspace', whose events a program receives"
+        assert (joins["problem"], joins["remark"]) == (None, remark)
+        world.sniffer.stop()
+        assert problems(world.services)[1]["JOINs"].startswith("are decided by the path manager 'userspace', which may")
+    finally:
+        proxy.sysctl({"net/mptcp/pm_type": "0"})
+
+
+@pytest.mark.parametrize(("feature", "key"), [("pacing", "pacing"), ("discards", "prevent_discards")])
+def test_doctor_remarks_what_is_switched_off(hosts: Hosts, feature: str, key: str) -> None:
+    with serving(hosts, daemon={key: False}) as world:
+        shown = world.services.cli("doctor", "--monitoring")
+        status, found = findings(world.services)
+    assert (shown.returncode, status) == (0, 0)
+    (remark,) = (finding["remark"] for finding in found if finding["subject"] == feature)
+    assert remark == f"switched off: daemon.{key} is false"
+
+
+def test_doctor_remarks_opened_subflows_that_are_throttled(hosts: Hosts, proxy: Host) -> None:
+    proxy.run("ip", "mptcp", "limits", "set", "add_addr_accepted", "8")
+    try:
+        for classifier, is_found in (("socket", False), ("rules", True)):
+            with serving(hosts, daemon={"classifier": classifier}) as world:
+                assert ("JOINs" in problems(world.services)[1]) == is_found
+    finally:
+        proxy.run("ip", "mptcp", "limits", "set", "add_addr_accepted", "0")
+
+
+def test_doctor_remarks_a_qdisc_that_may_be_replaced(proxy: Host, services: Services) -> None:
+    subject = "root qdisc of eth0"
+    proxy.tc(["qdisc replace dev eth0 root handle 7: htb"])
+    try:
+        assert problems(services)[1][subject].startswith("htb cannot be restored exactly")
+        services.configure_daemon(replace_any_qdisc=True)
+        (root,) = (finding for finding in findings(services)[1] if finding["subject"] == subject)
+    finally:
+        proxy.tc([f"qdisc replace dev eth0 root {Topology().proxy_qdisc}"])
+    assert root["problem"] is None
+    assert root["remark"].endswith("htb cannot be restored exactly, but daemon.replace_any_qdisc is true")
+
+
 class SnifferOfUser(Services):
     """The sniffer runs as a user without rights to files, in one more group."""
 
@@ -263,6 +324,29 @@ def test_doctor_finds_chains_of_nftables_that_change_marks(
     assert (found is not None) == is_found
     if found is not None:
         assert found.startswith(f"chain marking of table {family} others (nft) changes marks under {MASK:#x} after us")
+
+
+@pytest.mark.parametrize(("port", "is_found"), [(22, False), (PORT, True)])
+def test_doctor_leaves_out_rules_for_ports_of_others(
+    proxy: Host, services: Services, port: int, is_found: bool
+) -> None:
+    services.configure_daemon(classifier="socket")
+    file = services.directory / "others.nft"
+    file.write_text(
+        "table inet others { chain post { type filter hook postrouting priority 0;"
+        f" tcp sport {{ 23, {port} }} meta priority set 1:2\n}}\n}}\n"
+    )
+    for add, remove in (
+        (
+            (*MANGLE, "-A", "OUTPUT", "-p", "tcp", "--sport", str(port), "-j", *SETS_PRIORITIES),
+            (*MANGLE, "-F", "OUTPUT"),
+        ),
+        (("nft", "-f", file), ("nft", "delete", "table", "inet", "others")),
+    ):
+        proxy.run(*add)
+        found = problems(services)[1]
+        proxy.run(*remove)
+        assert ("marks of others" in found) == is_found
 
 
 SETS_MARKS: Final = (*POSTROUTING, "MARK", "--set-mark", "0")

@@ -147,6 +147,9 @@ def test_doctor_finds_no_problem_in_units_that_run_and_counts_restarts(systemd: 
     eventually(lambda: all(systemd.shows("mptcp-sniffer", k) == v for k, v in restarted.items()), "restarted")
     unit = systemd.doctor()["mptcp-sniffer.service"]
     assert (unit["problem"], unit["harm"]) == ("has failed before; restarts since then: 1", False)
+    assert unit["remedy"].endswith("; `systemctl reset-failed mptcp-sniffer.service` resets the count")
+    systemd.run("systemctl", "reset-failed", "mptcp-sniffer.service")
+    assert systemd.doctor()["mptcp-sniffer.service"]["problem"] is None
 
 
 def test_doctor_names_the_last_line_of_a_clean_up_that_has_failed(systemd: Systemd) -> None:

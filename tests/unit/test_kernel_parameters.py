@@ -99,6 +99,7 @@ def test_path_manager_is_known_by_the_parameter_of_this_kernel(
         (tmp_path / name).write_text(value + "\n")
     monkeypatch.setattr(kernel_checks, "_MPTCP", tmp_path)
     monkeypatch.setattr(kernel_checks, "read_limits", lambda: Limits(2, 0))
+    monkeypatch.setattr(kernel_checks, "receives_events", lambda: False)
     problems = [finding.problem for finding in kernel_checks._path_manager(networks=2)]
     assert problems == [
         f"are decided by the path manager {name!r}, which may refuse them or open some" for name in managers

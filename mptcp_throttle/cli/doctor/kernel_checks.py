@@ -12,12 +12,17 @@ from typing import Final, NamedTuple
 from pyroute2 import IPRoute
 from pyroute2.netlink.generic.mptcp import MPTCP
 
-from mptcp_throttle.findings import Finding, Host, note, or_ok
+from mptcp_throttle.cli.doctor.mark_checks import classifier_of
+from mptcp_throttle.findings import Finding, Host, note, of_the_proxy, or_ok
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, is_own, kind_in_the_way, lost_beside_htb, seen_qdiscs
+from mptcp_throttle.model import BackEnd, ClassifierKind
 
 _INTERFACES: Final = Path("/sys/class/net")
 _MPTCP: Final = Path("/proc/sys/net/mptcp")
+_NETLINK_SOCKETS: Final = Path("/proc/net/netlink")
+_NETLINK_GENERIC: Final = "16"  # include/uapi/linux/netlink.h
+_SIGNAL: Final = 1  # include/uapi/linux/mptcp.h, MPTCP_PM_ADDR_FLAG_SIGNAL
 _SEND_BUFFERS: Final = Path("/proc/sys/net/ipv4/tcp_wmem")
 _SEND_BUFFER_BYTES: Final = 1 << 20
 _UNSENT: Final = Path("/proc/sys/net/ipv4/tcp_notsent_lowat")
@@ -41,6 +46,7 @@ class Limits(NamedTuple):
     add_addr_accepted: int
 
 
+@of_the_proxy("kernel")
 def mptcp(_: Host) -> Iterator[Finding]:
     """Whether the kernel has MPTCP, and it is on."""
     enabled = _parameter("enabled")
@@ -51,33 +57,70 @@ def mptcp(_: Host) -> Iterator[Finding]:
         yield Finding("kernel", problem, problem and "`sysctl net.mptcp.enabled=1`")
 
 
+@of_the_proxy("JOINs")
 def joins(host: Host) -> list[Finding]:
-    """Whether clients can JOIN, and the proxy opens no JOINs itself."""
+    """Whether clients can JOIN, and the proxy opens no JOINs itself, unless their subflows are throttled, too."""
     if not _MPTCP.exists():
         return []
+    is_any_throttled = classifier_of(host) in {ClassifierKind.SOCKET, ClassifierKind.NFT}
+    findings: list[Finding] = []
     try:
-        return or_ok("JOINs", [*_initial_address(), *_path_manager(len(host.config.networks))])
+        findings += _path_manager(len(host.config.networks), is_any_throttled=is_any_throttled)
+        findings += _initial_address()
     except KernelError as error:
-        return [Finding("JOINs", unchecked=str(error))]
+        findings.append(Finding("JOINs", unchecked=str(error)))
+    return or_ok("JOINs", findings)
 
 
 def _initial_address() -> Iterator[Finding]:
     if _parameter("allow_join_initial_addr_port") == "0":
+        announced = ", ".join(read_announced())
+        if announced:
+            yield Finding("JOINs", remark=f"go to announced addresses: {announced}")
+            return
         problem = "are refused at the address of the first subflow"
-        remedy = "`sysctl net.mptcp.allow_join_initial_addr_port=1`, unless the proxy announces another address"
+        remedy = (
+            "`sysctl net.mptcp.allow_join_initial_addr_port=1`, or announce an address:"
+            " `ip mptcp endpoint add ADDRESS signal`"
+        )
         yield Finding("JOINs", problem, remedy, harm=False)
 
 
-def _path_manager(networks: int) -> Iterator[Finding]:
+def _path_manager(networks: int, *, is_any_throttled: bool = False) -> Iterator[Finding]:
     # `path_manager` replaced `pm_type` in Linux 6.15; Linux before 5.19 has neither.
     manager = _parameter("path_manager") or ("kernel" if _parameter("pm_type") in {None, "0"} else "userspace")
     if manager == "kernel":
-        yield from judge_limits(read_limits(), networks)
+        yield from judge_limits(read_limits(), networks, is_any_throttled=is_any_throttled)
+        return
+    # mptcp_pm_allow_new_subflow (net/mptcp/pm.c) refuses JOINs while no program receives the events.
+    if receives_events():
+        yield Finding("JOINs", remark=f"are decided by the path manager {manager!r}, whose events a program receives")
         return
     problem = f"are decided by the path manager {manager!r}, which may refuse them or open some"
-    # mptcp_pm_allow_new_subflow (net/mptcp/pm.c) refuses JOINs while no program receives the events.
-    remedy = "`sysctl net.mptcp.path_manager=kernel` (`pm_type=0` before Linux 6.15), or a program such as mptcpd"
+    remedy = (
+        "`sysctl net.mptcp.path_manager=kernel` (`pm_type=0` before Linux 6.15), or a program that receives its"
+        " events, such as mptcpd or mptcp-sniffer"
+    )
     yield Finding("JOINs", problem, remedy, harm=False)
+
+
+def read_announced() -> list[str]:
+    """The addresses that this network namespace announces to clients. Needs CAP_NET_ADMIN. Raises KernelError."""
+    with netlink_call("ip mptcp endpoint"), MPTCP() as path_manager:
+        endpoints = [answer.get_attr("MPTCP_PM_ATTR_ADDR") for answer in path_manager.endpoint("show")]
+    return [
+        str(endpoint.get_attr("MPTCP_PM_ADDR_ATTR_ADDR4") or endpoint.get_attr("MPTCP_PM_ADDR_ATTR_ADDR6"))
+        for endpoint in endpoints
+        if (endpoint.get_attr("MPTCP_PM_ADDR_ATTR_FLAGS") or 0) & _SIGNAL
+    ]
+
+
+def receives_events() -> bool:
+    """Whether a program in this network namespace receives the events of MPTCP. Raises KernelError."""
+    with netlink_call("look for mptcp_pm_events"), MPTCP() as path_manager:
+        group = 1 << (path_manager.mcast_groups["mptcp_pm_events"] - 1)
+    _, *sockets = (line.split() for line in _NETLINK_SOCKETS.read_text(encoding="ascii").splitlines())
+    return any(protocol == _NETLINK_GENERIC and int(groups, 16) & group for _, protocol, _, groups, *_ in sockets)
 
 
 def read_limits() -> Limits:
@@ -87,8 +130,11 @@ def read_limits() -> Limits:
     return Limits(answer.get_attr("MPTCP_PM_ATTR_SUBFLOWS"), answer.get_attr("MPTCP_PM_ATTR_RCV_ADD_ADDRS"))
 
 
-def judge_limits(limits: Limits, networks: int) -> Iterator[Finding]:
-    """What is wrong with limits of the kernel's path manager, for clients with that number of access networks."""
+def judge_limits(limits: Limits, networks: int, *, is_any_throttled: bool = False) -> Iterator[Finding]:
+    """What is wrong with limits of the kernel's path manager, for clients with that number of access networks.
+
+    `is_any_throttled`: subflows that the proxy opens are throttled, too.
+    """
     needed = networks - 1
     if limits.subflows < needed:
         problem = f"are refused after the first {limits.subflows} of a connection" if limits.subflows else "are refused"
@@ -98,12 +144,16 @@ def judge_limits(limits: Limits, networks: int) -> Iterator[Finding]:
         problem = (
             f"are opened by the proxy itself, to up to {limits.add_addr_accepted} addresses that a client announces"
         )
+        if is_any_throttled:
+            yield Finding("JOINs", remark=f"{problem}; these are throttled, too")
+            return
         remedy = (
             "`ip mptcp limits set add_addr_accepted 0`; only with daemon.classifier: socket or nft are these throttled"
         )
         yield Finding("JOINs", problem, remedy, harm=False)
 
 
+@of_the_proxy("send buffers")
 def send_buffers(_: Host) -> Iterator[Finding]:
     """Whether the send buffers of connections that are capped from the start are large enough."""
     initial = int(_SEND_BUFFERS.read_text(encoding="ascii").split()[1])
@@ -118,6 +168,7 @@ def respects_notsent_lowat() -> bool:
     return version is None or (int(version[1]), int(version[2])) >= _RESPECTS_NOTSENT_LOWAT
 
 
+@of_the_proxy("unsent data")
 def unsent_data(_: Host) -> Iterator[Finding]:
     """Whether a capped subflow is given little at a time."""
     yield _unsent() if respects_notsent_lowat() else _unsent_before_6_9()
@@ -147,6 +198,9 @@ def _parameter(name: str) -> str | None:
 
 def root_qdiscs(host: Host) -> Iterator[Finding]:
     """For each interface of the proxy, what stands in the way of HTB, or is lost by it."""
+    if host.config.daemon.backend is BackEnd.OVS:
+        yield Finding("root qdisc", remark="is that of Open vSwitch: daemon.backend is ovs")
+        return
     try:
         with netlink_call("tc qdisc show"), IPRoute() as ip:
             indices = {link.get_attr("IFLA_IFNAME"): link["index"] for link in ip.get_links()}
@@ -177,5 +231,7 @@ def judge_qdiscs(interface: str, tree: Sequence[SeenQdisc], queues: int, *, forc
         remedy = "replace it by fq_codel or pfifo, or set daemon.replace_any_qdisc"
         return Finding(subject, f"{strange} cannot be restored exactly, so no subflow is throttled there", remedy)
     losses = ", ".join(lost_beside_htb([qdisc.kind for qdisc in tree], queues))
-    remark = f"while a subflow is throttled, HTB replaces {tree[0].kind}: {losses}" if losses else None
-    return Finding(subject, remark=remark)
+    remarks = [f"while a subflow is throttled, HTB replaces {tree[0].kind}: {losses}"] if losses else []
+    if strange is not None:
+        remarks.append(f"{strange} cannot be restored exactly, but daemon.replace_any_qdisc is true")
+    return Finding(subject, remark="; ".join(remarks) or None)

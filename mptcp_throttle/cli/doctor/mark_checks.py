@@ -10,18 +10,17 @@ from typing import Final
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
 from mptcp_throttle.findings import Finding, Host, note, or_ok
 from mptcp_throttle.model import BackEnd, ClassifierKind
+from mptcp_throttle.packet_rules import IPTABLES_SAVE, NFT_LIST, Ports
 from mptcp_throttle.programs import ProgramFailed, output_of
 from mptcp_throttle.rpc import Json
 
 _SUBJECT: Final = "marks of others"
-# Without a table's name these list the tables that exist, and make none.
-_IPTABLES: Final = ("iptables-legacy-save", "ip6tables-legacy-save", "iptables-nft-save", "ip6tables-nft-save")
 
 
 def classifier(host: Host) -> Iterator[Finding]:
     """Which classifier the daemon uses, and why."""
     if not isinstance(host.daemon, str):
-        yield Finding("classifier", remark=f"{_classifier_of(host)}: {_why(host, host.daemon['daemon'])}")
+        yield Finding("classifier", remark=f"{classifier_of(host)}: {_why(host, host.daemon['daemon'])}")
 
 
 def _why(host: Host, daemon: Json) -> str:
@@ -43,18 +42,19 @@ def _why(host: Host, daemon: Json) -> str:
 def foreign_marks(host: Host) -> list[Finding]:
     """Whether chains of others change what names the class of a packet: its mark, or its priority, which it has from
     its socket or from our chain of nftables. What OpenFlow rules name is changed by none."""
-    kind = _classifier_of(host)
+    kind = classifier_of(host)
     if kind == BackEnd.OVS:
         return []
     if os.geteuid() != 0:
         return [Finding(_SUBJECT, unchecked="only root may list the rules of iptables and nftables")]
     mask = host.config.daemon.mark_mask if kind == ClassifierKind.RULES else None
-    return or_ok(_SUBJECT, _changing_chains(mask, all_hooks=kind == ClassifierKind.SOCKET))
+    ports = tuple(range(port, port + 1) for port in host.config.proxy.ports)
+    return or_ok(_SUBJECT, _changing_chains(mask, ports, all_hooks=kind == ClassifierKind.SOCKET))
 
 
 def legacy_tables(host: Host) -> Iterator[Finding]:
     """Whether `iptables` shows the rules that mark packets, which are in the tables of iptables-legacy(8)."""
-    if _classifier_of(host) != ClassifierKind.RULES:
+    if classifier_of(host) != ClassifierKind.RULES:
         return
     try:
         version = output_of("iptables", "--version") or ""
@@ -65,11 +65,14 @@ def legacy_tables(host: Host) -> Iterator[Finding]:
         "is that of nftables: it shows none of our rules, and warns of legacy tables; what iptables-legacy-save writes"
         " while subflows are throttled cannot be restored"
     )
+    if "nf_tables" in version and host.config.daemon.classifier is ClassifierKind.RULES:
+        yield Finding("iptables", remark=f"{problem}; daemon.classifier is set to rules")
+        return
     remedy = "`iptables-legacy -t mangle -S` shows them; with daemon.classifier: socket or nft there are none"
     yield note("iptables", is_well="nf_tables" not in version, problem=problem, remedy=remedy)
 
 
-def _classifier_of(host: Host) -> str:
+def classifier_of(host: Host) -> str:
     """What the daemon uses now; of one that does not answer, what it is configured to use."""
     if not isinstance(host.daemon, str):
         return str(host.daemon["daemon"]["classifier"])
@@ -77,16 +80,16 @@ def _classifier_of(host: Host) -> str:
     return BackEnd.OVS if configured.backend is BackEnd.OVS else configured.classifier
 
 
-def _changing_chains(mask: int | None, *, all_hooks: bool) -> Iterator[Finding]:
-    for program in _IPTABLES:
+def _changing_chains(mask: int | None, ports: Ports, *, all_hooks: bool) -> Iterator[Finding]:
+    for program in IPTABLES_SAVE:
         try:
-            for chain in iptables_chains(output_of(program) or "", mask, all_hooks=all_hooks):
+            for chain in iptables_chains(output_of(program) or "", mask, all_hooks=all_hooks, ports=ports):
                 yield _changes(f"{chain} of table mangle ({program.removesuffix('-save')})", mask)
         except ProgramFailed as error:
             yield Finding(_SUBJECT, unchecked=str(error))
     try:
-        ruleset = output_of("nft", "--json", "list", "ruleset")
-        for chain in nft_chains(json.loads(ruleset), mask, all_hooks=all_hooks) if ruleset else ():
+        ruleset = output_of(*NFT_LIST)
+        for chain in nft_chains(json.loads(ruleset), mask, all_hooks=all_hooks, ports=ports) if ruleset else ():
             yield _changes(f"{chain} (nft)", mask)
     except ProgramFailed as error:
         yield Finding(_SUBJECT, unchecked=str(error))
@@ -95,7 +98,7 @@ def _changing_chains(mask: int | None, *, all_hooks: bool) -> Iterator[Finding]:
 def _changes(chain: str, mask: int | None) -> Finding:
     changed = "priorities" if mask is None else f"marks under {mask:#x}"
     problem = f"chain {chain} changes {changed} after us: where its rules match, no class limits the packets"
-    remedy = "let it change other bits, or set daemon.mark_mask to others, or daemon.classifier to socket"
+    remedy = "let it change other bits or match other ports, or set daemon.mark_mask, or daemon.classifier: socket"
     if mask is None:
-        remedy = "let it match other packets, or set daemon.classifier to rules"
+        remedy = "let it match other ports, or set daemon.classifier: rules"
     return Finding(_SUBJECT, problem, remedy, harm=False)

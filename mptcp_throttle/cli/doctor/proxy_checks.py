@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.findings import Finding, Host, note, or_ok
+from mptcp_throttle.findings import Finding, Host, note, of_the_proxy, or_ok
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
@@ -41,6 +41,7 @@ def interface(host: Host) -> Iterator[Finding]:
     yield from or_ok("interface", (Finding("interface", problem, f"correct {_KEYS}", harm) for problem in problems))
 
 
+@of_the_proxy("proxy ports")
 def listeners(host: Host) -> Iterator[Finding]:
     """Whether a process listens on each port of the proxy, with MPTCP."""
     for port in host.config.proxy.ports:

@@ -12,6 +12,9 @@ from mptcp_throttle.programs import ProgramFailed
 from mptcp_throttle.systemd_unit import SERVICES, Unit, last_line, read_unit
 
 _OPTIONAL: Final = ("mptcp-throttled-cleanup", "mptcp-throttle-web")
+_LARGER_BUFFER: Final = (
+    "a larger sniffer.capture_buffer, and `systemctl restart mptcp-sniffer mptcp-throttled`, which resets the count"
+)
 
 
 def sniffer(host: Host) -> Iterator[Finding]:
@@ -28,7 +31,7 @@ def sniffer(host: Host) -> Iterator[Finding]:
     dropped, view = status["dropped"], status["kernel_view"]
     if dropped:
         problem = f"{dropped} frames dropped since its start: it cannot keep up"
-        yield Finding("capture", problem, "a larger sniffer.capture_buffer", harm=False)
+        yield Finding("capture", problem, _LARGER_BUFFER, harm=False)
     if view["enabled"] and view["problem"]:
         yield Finding("kernel list", view["problem"], "CAP_NET_ADMIN, as in mptcp-sniffer.service", harm=False)
 
@@ -82,7 +85,8 @@ def _judge(unit: Unit, *, harm: bool) -> Finding:
     if unit.ActiveState not in {"active", "reloading"}:
         return Finding(unit.Id, f"is {unit.ActiveState}", remedy, harm=False)
     if int(unit.NRestarts):
-        return Finding(unit.Id, f"has failed before; restarts since then: {unit.NRestarts}", remedy, harm=False)
+        counted = f"has failed before; restarts since then: {unit.NRestarts}"
+        return Finding(unit.Id, counted, f"{remedy}; `systemctl reset-failed {unit.Id}` resets the count", harm=False)
     return Finding(unit.Id)
 
 
