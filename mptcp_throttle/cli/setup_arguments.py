@@ -42,7 +42,7 @@ def add_to(setup: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PORT",
-        help="a port of the proxy, once for each; default: those of known proxies, else all with MPTCP",
+        help="a port of the proxy, once for each; default: those of known proxies",
     )
     setup.add_argument(
         "--server-drop-in",

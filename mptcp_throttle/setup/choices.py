@@ -52,15 +52,15 @@ def _ports_of_proxies(listeners: Collection[Listener]) -> set[int]:
     plain = of_proxies - with_mptcp
     if of_proxies & with_mptcp:
         return of_proxies & with_mptcp
-    if plain and with_mptcp:
+    if with_mptcp:
         programs = _by_program(listener for listener in listeners if listener.mptcp)
-        proxies = _by_program(listener for listener in listeners if listener.port in plain)
+        proxies = f" ({_by_program(listener for listener in listeners if listener.port in plain)})" if plain else ""
         raise UserError(
-            f"setup: no known proxy accepts MPTCP ({proxies}), but other programs do ({programs}); allowed: --port,"
-            " once for each port of the proxy",
+            f"setup: no known proxy accepts MPTCP{proxies}, but other programs do ({programs}); allowed: --port,"
+            " once for each port of the proxy, as setup does not know these programs",
             EX_COMMAND_LINE,
         )
-    return with_mptcp or plain
+    return plain
 
 
 def _by_program(listeners: Iterable[Listener]) -> str:

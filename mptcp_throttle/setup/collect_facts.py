@@ -25,9 +25,21 @@ from mptcp_throttle.linux.link_header import link_header_of
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.qdisc_kinds import seen_qdiscs
 from mptcp_throttle.linux.route_lookup import RouteLookup
+from mptcp_throttle.model import Address
+from mptcp_throttle.packet_rules import IPTABLES_SAVE, NFT_LIST
 from mptcp_throttle.programs import ProgramFailed, output_of
 from mptcp_throttle.rpc import Json
-from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Interface, Listener, Mptcp, Owner, SquidFacts
+from mptcp_throttle.setup.host_facts import (
+    ClientPath,
+    HostFacts,
+    Interface,
+    Listener,
+    Mptcp,
+    Owner,
+    SquidFacts,
+    Translation,
+)
+from mptcp_throttle.setup.nat_rules import nft_translations, saved_translations
 from mptcp_throttle.setup.server_drop_in import MPTCPIZE
 from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_hosts
 from mptcp_throttle.systemd_unit import SERVICES, read_unit
@@ -65,6 +77,7 @@ def collect_facts() -> HostFacts:
         systemd_version=_systemd_version(),
         services_run=_services_run(),
         dropping_chains=tuple(_dropping_chains()),
+        translations=tuple(_translations({address for interface in interfaces for address in interface.addresses})),
         squid=_squid(),
     )
 
@@ -165,6 +178,16 @@ def _dropping_chains() -> Iterator[str]:
     for program in _LEGACY:
         with suppress(ProgramFailed):
             yield from legacy_dropping(output_of(program) or "", program)
+
+
+def _translations(own: Collection[Address]) -> Iterator[Translation]:
+    """Of rules whose programs are not installed, nothing is known."""
+    with suppress(ProgramFailed, ValueError):
+        listed = output_of(*NFT_LIST)
+        yield from nft_translations(json.loads(listed), own) if listed else ()
+    for program in IPTABLES_SAVE:
+        with suppress(ProgramFailed, ValueError):
+            yield from saved_translations(output_of(program) or "", program, own)
 
 
 def _squid() -> SquidFacts | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
 from mptcp_throttle.model import Address
+from mptcp_throttle.packet_rules import Ports
 
 
 class Mptcp(StrEnum):
@@ -83,11 +85,24 @@ class SquidFacts:
     has_large_buffer: bool
 
 
+class Translation(NamedTuple):
+    """A rule of a `chain` that gives connections to these ports another `address`, or another `port`.
+
+    An address of None is this host's; with a port of None they keep theirs, or get a port of a range.
+    """
+
+    chain: str
+    ports: Ports
+    address: str | None
+    port: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class HostFacts:
     """This host. `default_routes` are the interfaces of the best default routes, for both IP versions.
 
-    `dropping_chains` are chains of a firewall that drop what no rule accepts; `has_socket_group`: this host has the
+    `dropping_chains` are chains of a firewall that drop what no rule accepts; `translations` are those of connections
+    from other hosts, as far as programs that list them are installed; `has_socket_group`: this host has the
     group that the configuration as installed names; `has_mptcpize`: /usr/bin/mptcpize exists.
     """
 
@@ -103,4 +118,5 @@ class HostFacts:
     systemd_version: int | None
     services_run: bool
     dropping_chains: tuple[str, ...]
+    translations: tuple[Translation, ...]
     squid: SquidFacts | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from shlex import quote
 from typing import Final
@@ -19,7 +19,7 @@ from mptcp_throttle.config.schema import MetricsSection, WebSection
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.qdisc_kinds import is_own, kind_in_the_way
 from mptcp_throttle.setup.choices import choose_interfaces, choose_ports, listed, unchosen_with_mptcp, why_ports
-from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener, Mptcp
+from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener, Mptcp, Translation
 from mptcp_throttle.setup.server_drop_in import DropIn
 from mptcp_throttle.systemd_unit import SERVICES
 
@@ -79,7 +79,12 @@ def propose(facts: HostFacts, interfaces: Collection[str] = (), ports: Collectio
     # What mptcpize can start: each service once.
     owners = [listener.owner for listener in plain if listener.program not in OWN_OPTIONS]
     services = sorted({owner.unit for owner in owners if owner is not None and owner.unit is not None})
-    notes = (*_interface_notes(used), *_port_notes(facts, chosen, plain), *_squid_notes(facts, chosen, listening))
+    notes = (
+        *_interface_notes(used),
+        *_port_notes(facts, chosen, plain),
+        *_translation_notes(facts.translations, chosen),
+        *_squid_notes(facts, chosen, listening),
+    )
     return Proposal(values, tuple(services), notes)
 
 
@@ -180,6 +185,27 @@ def _port_notes(facts: HostFacts, ports: Collection[int], plain: Collection[List
         )
     for chain in facts.dropping_chains:
         yield f"a firewall drops what no rule accepts (chain {chain}): accept TCP port {listed(map(str, ports))} there"
+
+
+def _translation_notes(translations: Iterable[Translation], ports: Collection[int]) -> Iterator[str]:
+    """Of address translation that the proposed ports concern."""
+    for chain, translated, address, new in translations:
+        to = f"{address or 'this host'}, port {new or 'as before'} (chain {chain})"
+        concerned = [port for port in ports if any(port in each for each in translated)]
+        led_away = [port for port in concerned if address is not None or new not in {None, port}]
+        if led_away:
+            yield (
+                f"connections to port {listed(map(str, led_away))} are sent to {to}: they do not end at the proposed"
+                " port, and are not throttled"
+            )
+        if address is None and new is not None and new in ports:
+            sources = [each for each in translated if each != range(new, new + 1)]
+            if sources:
+                yield f"connections to port {_ranges(sources)} are sent to {to}: their uploads are not throttled"
+
+
+def _ranges(ports: Iterable[range]) -> str:
+    return listed(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in ports)
 
 
 def _squid_notes(facts: HostFacts, ports: Collection[int], listening: Collection[Listener]) -> Iterator[str]:

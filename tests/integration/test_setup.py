@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 
 TOPOLOGY: Final = Topology(clients=(ClientSpec(wifi="backup"),))
 PLAIN_PORT: Final = 3129
+UNKNOWN_PORT: Final = 9100
+
+# As a program in Go does that knows nothing of MPTCP.
+LISTEN: Final = """
+import socket, sys, time
+with socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 262) as listener:
+    listener.bind(("::", int(sys.argv[1])))
+    listener.listen()
+    time.sleep(3600)
+"""
 
 
 def start_plain_server(proxy: Host) -> None:
@@ -144,6 +154,104 @@ def test_setup_refuses_a_host_where_it_cannot_work() -> None:
         assert (done.returncode, done.stderr.count("\n")) == (os.EX_OSERR, 1)
         assert done.stderr.startswith("setup: MPTCP is off; allowed: ")
         assert texts(config)[MAIN_FILE] == shipped(MAIN_FILE)
+
+
+def test_setup_asks_for_ports_of_programs_that_it_does_not_know() -> None:
+    with build(Topology()) as lab:
+        proxy, config = lab.proxy, installed(lab.proxy)
+        unknown = proxy.start("unknown", "python3", "-c", LISTEN, str(UNKNOWN_PORT))
+        unknown.wait_until(lambda: proxy.listens(UNKNOWN_PORT, mptcp=True), "listening")
+        done = cli(proxy, config, "setup")
+        assert (done.returncode, texts(config)[MAIN_FILE]) == (EX_COMMAND_LINE, shipped(MAIN_FILE))
+        assert done.stderr == (
+            f"setup: no known proxy accepts MPTCP, but other programs do ({UNKNOWN_PORT} by python3); allowed: --port,"
+            " once for each port of the proxy, as setup does not know these programs\n"
+        )
+        done = cli(proxy, config, "setup", "--port", str(UNKNOWN_PORT))
+        assert (done.returncode, f"ports: [{UNKNOWN_PORT}]" in config.read_text()) == (0, True)
+
+
+NFT_DNAT: Final = f"""\
+table ip lab {{
+    chain pre {{
+        type nat hook prerouting priority -100;
+        tcp dport vmap {{ 22 : accept, {PORT} : goto lead }}
+    }}
+    chain lead {{
+        ip protocol tcp dnat to 172.17.0.2:3128
+    }}
+}}
+"""
+NFT_REDIRECT: Final = f"""\
+table inet lab {{
+    map ports {{
+        type inet_service : inet_service; flags interval; elements = {{ 80 : {PORT}, 8000-8010 : {PORT}, 22 : 23 }}
+    }}
+    chain pre {{
+        type nat hook prerouting priority -100;
+        meta l4proto tcp fib daddr type local redirect to :tcp dport map @ports
+    }}
+}}
+"""
+LED_AWAY: Final = "they do not end at the proposed port, and are not throttled"
+
+
+@pytest.mark.parametrize(
+    ("rules", "notes"),
+    [
+        (NFT_DNAT, [f"port {PORT} are sent to 172.17.0.2, port 3128 (chain lead of table ip lab): {LED_AWAY}"]),
+        (
+            NFT_REDIRECT,
+            [
+                f"port {source} are sent to this host, port {PORT} (chain pre of table inet lab): their uploads are not"
+                " throttled"
+                for source in ("80", "8000-8010")
+            ],
+        ),
+    ],
+)
+def test_setup_says_where_nftables_sends_connections(proxy: Host, config: Path, rules: str, notes: list[str]) -> None:
+    assert "are sent to" not in cli(proxy, config, "setup", "--dry-run").stdout
+    file = config.with_name("rules.nft")
+    file.write_text(rules)
+    proxy.run("nft", "-f", file)
+    try:
+        shown = cli(proxy, config, "setup", "--dry-run")
+    finally:
+        proxy.run("nft", "flush", "ruleset")
+    assert sent(shown.stdout) == notes
+
+
+def sent(shown: str) -> list[str]:
+    """The notes about address translation, by port."""
+    begin = "note: connections to "
+    return sorted(line.removeprefix(begin) for line in shown.splitlines() if line.startswith(begin))
+
+
+@pytest.mark.parametrize("tool", ["iptables-legacy", "iptables-nft", "ip6tables-legacy", "ip6tables-nft"])
+def test_setup_says_where_iptables_sends_connections(proxy: Host, config: Path, tool: str) -> None:
+    container = "[fd00:17::2]" if tool.startswith("ip6") else "172.17.0.2"
+    nat = (tool, "-t", "nat")
+    # As Docker does.
+    proxy.run(*nat, "-N", "DOCKER")
+    proxy.run(*nat, "-A", "PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "DOCKER")
+    target = ("DNAT", "--to-destination", f"{container}:3128")
+    proxy.run(*nat, "-A", "DOCKER", "!", "-i", "docker0", "-p", "tcp", "--dport", str(PORT), "-j", *target)
+    proxy.run(*nat, "-A", "DOCKER", "-p", "udp", "--dport", str(PORT), "-j", "REDIRECT", "--to-ports", "53")
+    redirect = ("REDIRECT", "--to-ports", str(PORT))
+    proxy.run(*nat, "-A", "PREROUTING", "-p", "tcp", "-m", "multiport", "--dports", "80,443", "-j", *redirect)
+    try:
+        shown = cli(proxy, config, "setup", "--dry-run")
+    finally:
+        proxy.run(*nat, "-F")
+        proxy.run(*nat, "-X")
+    address = container.strip("[]")
+    assert sent(shown.stdout) == [
+        f"port 80, 443 are sent to this host, port {PORT} (chain PREROUTING of table nat ({tool})): their uploads are"
+        " not throttled",
+        f"port {PORT} are sent to {address}, port 3128 (chain DOCKER of table nat ({tool})): {LED_AWAY}",
+    ]
+    assert sent(cli(proxy, config, "setup", "--dry-run").stdout) == []
 
 
 @pytest.fixture

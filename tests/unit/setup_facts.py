@@ -39,5 +39,6 @@ HOST: Final = HostFacts(
     systemd_version=252,
     services_run=False,
     dropping_chains=(),
+    translations=(),
     squid=SquidFacts(frozenset({8080}), serves_hosts=True, has_large_buffer=True),
 )

@@ -11,8 +11,9 @@ import yaml
 from setup_facts import HOST, interface, listener
 
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
+from mptcp_throttle.packet_rules import ALL_PORTS
 from mptcp_throttle.setup.collect_facts import legacy_dropping, nft_dropping, printable, unit_of
-from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Mptcp, Owner, SquidFacts
+from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Mptcp, Owner, SquidFacts, Translation
 from mptcp_throttle.setup.proposal import Proposal, next_steps, propose
 from mptcp_throttle.setup.proposal_text import loaded, proposed_text
 from mptcp_throttle.setup.server_drop_in import make_drop_in
@@ -97,7 +98,16 @@ def test_known_proxy_is_preferred_to_other_programs_with_mptcp() -> None:
     proposal = propose(replace(HOST, listeners=(*HOST.listeners, exporter)))
     assert values(proposal)["proxy.ports"] == [8080]
     assert proposal.notes == ("other ports with MPTCP: 9100 by node_exporter; --port, once for each, chooses ports",)
-    assert values(propose(replace(HOST, listeners=(exporter,))))["proxy.ports"] == [9100]
+
+
+def test_program_that_is_no_known_proxy_is_proposed_only_by_name() -> None:
+    facts = replace(HOST, listeners=(listener(9100, owner=Owner(8, "node_exporter", None)), listener(81, owner=None)))
+    assert refusal(facts) == (
+        EX_COMMAND_LINE,
+        "setup: no known proxy accepts MPTCP, but other programs do (81 by unknown, 9100 by node_exporter); allowed:"
+        " --port, once for each port of the proxy, as setup does not know these programs",
+    )
+    assert values(propose(facts, ports=[9100]))["proxy.ports"] == [9100]
 
 
 def test_plain_proxy_beside_another_program_with_mptcp_is_refused() -> None:
@@ -233,6 +243,50 @@ def test_firewall_that_drops_is_a_note() -> None:
     assert note.endswith("accept TCP port 8080 there")
 
 
+@pytest.mark.parametrize(
+    ("ports", "address", "port", "note"),
+    [
+        (
+            [8080],
+            "172.17.0.2",
+            3128,
+            "port 8080 are sent to 172.17.0.2, port 3128 (chain c): they do not end at the proposed port, and are not"
+            " throttled",
+        ),
+        (
+            [range(8000, 9000)],
+            None,
+            3128,
+            "port 8080 are sent to this host, port 3128 (chain c): they do not end at the proposed port, and are not"
+            " throttled",
+        ),
+        (
+            [0],
+            "172.17.0.2",
+            None,
+            "port 8080 are sent to 172.17.0.2, port as before (chain c): they do not end at the proposed port, and are"
+            " not throttled",
+        ),
+        ([80], None, 8080, "port 80 are sent to this host, port 8080 (chain c): their uploads are not throttled"),
+        (
+            [range(80, 90), 443, 8080],
+            None,
+            8080,
+            "port 80-89, 443 are sent to this host, port 8080 (chain c): their uploads are not throttled",
+        ),
+        ([8080], None, 8080, None),
+        ([8080], None, None, None),
+        ([80], "172.17.0.2", 8080, None),
+    ],
+)
+def test_address_translation_of_the_proposed_port_is_a_note(
+    ports: list[int | range], address: str | None, port: int | None, note: str | None
+) -> None:
+    ranges = [(each if isinstance(each, range) else range(each, each + 1)) if each else ALL_PORTS[0] for each in ports]
+    facts = replace(HOST, translations=(Translation("c", tuple(ranges), address, port),))
+    assert propose(facts).notes == (() if note is None else (f"connections to {note}",))
+
+
 def test_socket_unit_of_systemd_is_a_note() -> None:
     systemd = listener(8080, owner=Owner(1, "systemd", None), mptcp=False)
     (note,) = propose(replace(HOST, listeners=(systemd,)), ports=[8080]).notes
@@ -266,10 +320,10 @@ def test_any_name_of_an_interface_is_written_as_text(name: str) -> None:
 @pytest.mark.parametrize("name", ["a\x85web: x", "a\u2028b", "a\x1b[2J", "a\nb", "ü"])
 def test_name_of_a_process_cannot_end_a_line(name: str) -> None:
     facts = replace(HOST, listeners=(listener(8080, owner=Owner(5, printable(name), None)),))
-    text = proposed_text(propose(facts), None)
+    text = proposed_text(propose(facts, ports=[8080]), None)
     assert text.isascii()
     assert "\x1b" not in text
-    assert text.count("\n") == proposed_text(propose(HOST), None).count("\n")
+    assert text.count("\n") == proposed_text(propose(HOST, ports=[8080]), None).count("\n")
 
 
 def test_next_steps_are_in_the_order_in_which_they_work() -> None:
