@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore, differences
+from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore
 from mptcp_throttled.kernel.tc import Qdisc
 
 RECORDED = SavedQdiscs((Qdisc("pfifo", 0x50000, 0xFFFFFFFF, bytes(4)),), restoring=True)
@@ -40,21 +40,3 @@ def test_saved_qdisc_write_does_not_follow_a_symlink(tmp_path: Path) -> None:
 def test_saved_qdisc_load_ignores_a_malformed_record(tmp_path: Path, text: str) -> None:
     (tmp_path / "original-qdisc-2.json").write_text(text, encoding="ascii")
     assert SavedQdiscStore(tmp_path).load(2) is None
-
-
-MQ = Qdisc("mq", 0x10000, 0xFFFFFFFF, None)
-LEAVES = tuple(Qdisc("pfifo", number << 16, 0x10000 + number, bytes(400)) for number in range(2, 66))
-
-
-def test_qdiscs_in_another_order_do_not_differ() -> None:
-    assert differences((MQ, *LEAVES), (MQ, *reversed(LEAVES))) == ""
-    assert differences((*LEAVES, MQ), (MQ, *LEAVES)) == ""
-
-
-def test_differences_of_qdiscs_are_named_and_bounded() -> None:
-    moved, tuned = LEAVES[0]._replace(parent=0x10009), LEAVES[1]._replace(kind="fq", options=b"")
-    assert differences((MQ, *LEAVES[:2]), (MQ, tuned, moved)) == "different fq 3: (kind, options), pfifo 2: (parent)"
-    assert differences((MQ, *LEAVES), (MQ,)) == "missing pfifo 2:, pfifo 3:, pfifo 4: and 61 more"
-    assert differences((MQ, LEAVES[5]), (MQ, LEAVES[6])) == "missing pfifo 7:; added pfifo 8:"
-    changed = [leaf._replace(options=None) for leaf in LEAVES]
-    assert len(differences((MQ, *LEAVES), (MQ, *changed, *(q._replace(handle=q.handle << 7) for q in LEAVES)))) < 200

@@ -21,7 +21,6 @@ from mptcp_throttled.kernel.tc import Qdisc
 from mptcp_throttled.vocabulary.class_ids import MAJOR, format_handle
 
 _FORMAT_VERSION: Final = 1
-_MAX_NAMED: Final = 3
 _FILE_NAME: Final = re.compile(r"original-qdisc-(\d+)\.json")
 
 
@@ -52,43 +51,12 @@ def _below(parent: Qdisc, qdiscs: Sequence[Qdisc]) -> Iterator[Qdisc]:
 def why_not_restorable(tree: Sequence[Qdisc]) -> str | None:
     """The first qdisc that cannot be restored exactly, and why; None if all can."""
     for qdisc in tree:
-        name = f"qdisc {_name(qdisc)}"
+        name = f"qdisc {qdisc.kind} {format_handle(qdisc.handle)}"
         if qdisc.kind not in RESTORABLE:
             return f"{name} is of a kind"
         if qdisc.has_size_table:
             return f"{name} has a size table"
     return None
-
-
-def differences(saved: Sequence[Qdisc], now: Sequence[Qdisc]) -> str:
-    """Which qdiscs are missing, added or different, at most a few of each; empty if none is.
-
-    The order means nothing: tc lists the qdiscs by a hash of their handles, the last one added first.
-    """
-    before, after = {qdisc.handle: qdisc for qdisc in saved}, {qdisc.handle: qdisc for qdisc in now}
-    qdiscs = {
-        "missing": [_name(qdisc) for qdisc in saved if qdisc.handle not in after],
-        "added": [_name(qdisc) for qdisc in now if qdisc.handle not in before],
-        "different": [
-            f"{_name(qdisc)} ({', '.join(changes)})"
-            for handle, qdisc in after.items()
-            if handle in before and (changes := _changed_fields(before[handle], qdisc))
-        ],
-    }
-    return "; ".join(f"{what} {_few(names)}" for what, names in qdiscs.items() if names)
-
-
-def _name(qdisc: Qdisc) -> str:
-    return f"{qdisc.kind} {format_handle(qdisc.handle)}"
-
-
-def _changed_fields(before: Qdisc, after: Qdisc) -> list[str]:
-    return [name for name, old, new in zip(Qdisc._fields, before, after, strict=True) if old != new]
-
-
-def _few(names: Sequence[str]) -> str:
-    rest = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 class SavedQdiscStore:
