@@ -14,7 +14,8 @@ from typing import Final
 
 from mptcp_throttle.rpc import Json
 
-IPTABLES_SAVE: Final = ("iptables-legacy-save", "ip6tables-legacy-save", "iptables-nft-save", "ip6tables-nft-save")
+LEGACY_SAVE: Final = ("iptables-legacy-save", "ip6tables-legacy-save")
+IPTABLES_SAVE: Final = (*LEGACY_SAVE, "iptables-nft-save", "ip6tables-nft-save")
 """Without a table's name these list the tables that exist, and make none."""
 
 NFT_LIST: Final = ("nft", "--json", "list", "ruleset")

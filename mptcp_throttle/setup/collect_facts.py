@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from itertools import islice
@@ -26,7 +26,7 @@ from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.qdisc_kinds import seen_qdiscs
 from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.model import Address
-from mptcp_throttle.packet_rules import IPTABLES_SAVE, NFT_LIST
+from mptcp_throttle.packet_rules import IPTABLES_SAVE, LEGACY_SAVE, NFT_LIST
 from mptcp_throttle.programs import ProgramFailed, output_of
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.setup.host_facts import (
@@ -52,8 +52,6 @@ _TYPE_INFORMATION: Final = Path("/sys/kernel/btf/vmlinux")
 # A look-up takes about a millisecond.
 _MOST_CLIENTS: Final = 1000
 _IFF_UP, _IFF_LOOPBACK = 1, 8  # include/uapi/linux/if.h
-# Without a table's name these list the tables that exist, and make none.
-_LEGACY: Final = ("iptables-legacy-save", "ip6tables-legacy-save")
 # Its chain for packets to this host ends with a rule that rejects, and has the policy accept.
 _FIREWALLD: Final = "firewalld"
 
@@ -64,6 +62,7 @@ def collect_facts() -> HostFacts:
     with netlink_call("ip route, ip address, tc qdisc"), IPRoute() as ip:
         links = list(ip.get_links())
         interfaces, default_routes = tuple(_interfaces(ip, links)), tuple(_default_routes(ip, links))
+    saved = dict(_saved_rules())
     return HostFacts(
         mptcp=_mptcp(),
         listeners=listeners,
@@ -76,8 +75,8 @@ def collect_facts() -> HostFacts:
         has_mptcpize=Path(MPTCPIZE).exists(),
         systemd_version=_systemd_version(),
         services_run=_services_run(),
-        dropping_chains=tuple(_dropping_chains()),
-        translations=tuple(_translations({address for interface in interfaces for address in interface.addresses})),
+        dropping_chains=tuple(_dropping_chains(saved)),
+        translations=tuple(_translations(saved, {address for each in interfaces for address in each.addresses})),
         squid=_squid(),
     )
 
@@ -170,24 +169,30 @@ def _systemd_version() -> int | None:
     return None if version is None else int(version[1])
 
 
-def _dropping_chains() -> Iterator[str]:
+def _saved_rules() -> Iterator[tuple[str, str]]:
+    """What the programs print that list the rules of iptables(8), of those that are installed and succeed."""
+    for program in IPTABLES_SAVE:
+        with suppress(ProgramFailed):
+            yield program, output_of(program) or ""
+
+
+def _dropping_chains(saved: Mapping[str, str]) -> Iterator[str]:
     """Of a firewall whose programs are not installed, nothing is known."""
     with suppress(ProgramFailed, ValueError):
         shown = output_of("nft", "-j", "list", "chains")
         yield from nft_dropping(json.loads(shown)) if shown else ()
-    for program in _LEGACY:
-        with suppress(ProgramFailed):
-            yield from legacy_dropping(output_of(program) or "", program)
+    for program in LEGACY_SAVE:
+        yield from legacy_dropping(saved.get(program, ""), program)
 
 
-def _translations(own: Collection[Address]) -> Iterator[Translation]:
+def _translations(saved: Mapping[str, str], own: Collection[Address]) -> Iterator[Translation]:
     """Of rules whose programs are not installed, nothing is known."""
     with suppress(ProgramFailed, ValueError):
         listed = output_of(*NFT_LIST)
         yield from nft_translations(json.loads(listed), own) if listed else ()
-    for program in IPTABLES_SAVE:
-        with suppress(ProgramFailed, ValueError):
-            yield from saved_translations(output_of(program) or "", program, own)
+    for program, rules in saved.items():
+        with suppress(ValueError):
+            yield from saved_translations(rules, program, own)
 
 
 def _squid() -> SquidFacts | None:

@@ -185,4 +185,4 @@ def test_rules_whose_programs_are_missing_or_fail_are_not_known(monkeypatch: pyt
 
     for output_of in (lambda *_: None, fail):
         monkeypatch.setattr(collect_facts, "output_of", output_of)
-        assert list(collect_facts._translations(OWN)) == []
+        assert list(collect_facts._translations(dict(collect_facts._saved_rules()), OWN)) == []
