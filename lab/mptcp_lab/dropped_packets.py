@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from mptcp_lab.host import Host
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mptcp_lab.host import Host
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import pytest
-from dropped_packets import dropped
 from examples import ETHERNET as ETHERNET_NETWORK
 from feature_release import released
 from polling import eventually
@@ -29,6 +28,7 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 from scapy.utils import checksum
 
+from mptcp_lab.dropped_packets import dropped
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import ETHERNET, WIFI, Family, Lab, Topology, build

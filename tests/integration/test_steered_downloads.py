@@ -13,7 +13,6 @@ from typing import Final, NamedTuple, cast
 
 import proxy_world
 import pytest
-from dropped_packets import dropped
 from polling import eventually
 from port_client import download_from, exchange
 from proxy_world import MEGABYTE, Hosts, ProxyWorld, configured, ethernet_with, receive_rates, send_rates, serving
@@ -30,6 +29,7 @@ from steered_subflows import (
 from test_pacing import longest_gap, watch
 
 from mptcp_lab.download import Download, reset_subflows
+from mptcp_lab.dropped_packets import dropped
 from mptcp_lab.origin import endless
 from mptcp_lab.scenario.plan import in_url
 from mptcp_lab.services import WIFI_FIRST

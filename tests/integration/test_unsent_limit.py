@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from dropped_packets import dropped
 from polling import eventually
 from proxy_world import MEGABYTE, WITHOUT_CAP, Hosts, ProxyWorld, configured, ethernet_with, receive_rates, serving
 from refusals import refused
 from unsent_limits import UnsentLimitReader, UnsentLimits
 
+from mptcp_lab.dropped_packets import dropped
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.process import Process
 from mptcp_lab.squid import PORT

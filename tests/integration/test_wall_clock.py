@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from dropped_packets import dropped
 from polling import eventually
 from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended, unique
 
+from mptcp_lab.dropped_packets import dropped
 from mptcp_lab.oracle import listed
 from mptcp_lab.process import Process
 from mptcp_lab.services import Services

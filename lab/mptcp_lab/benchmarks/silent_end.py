@@ -18,6 +18,7 @@ from mptcp_lab import oracle
 from mptcp_lab.benchmarks.goodput import Delivery
 from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download, reset_subflows
+from mptcp_lab.dropped_packets import dropped
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import Origin, endless, start_origin
 from mptcp_lab.percentiles import percentile
@@ -38,18 +39,6 @@ _PATIENCE_SECONDS: Final = 30.0
 _BLOCK: Final = 5
 
 
-@contextmanager
-def _silent(lab: Lab) -> Iterator[None]:
-    chains = (("INPUT", "-i"), ("OUTPUT", "-o"))
-    for chain, direction in chains:
-        lab.client.run("iptables", "-I", chain, direction, WIFI.interface, "-j", "DROP")
-    try:
-        yield
-    finally:
-        for chain, direction in chains:
-            lab.client.run("iptables", "-D", chain, direction, WIFI.interface, "-j", "DROP")
-
-
 def gap(lab: Lab, origin: Origin, *, is_capped: bool) -> float:
     """The longest time without a byte, in seconds, for one download. Raises LabError if the cap does not come."""
     download = Download(lab, lab.client, endless(origin))
@@ -57,7 +46,11 @@ def gap(lab: Lab, origin: Origin, *, is_capped: bool) -> float:
         if is_capped:
             wait_until(lambda: bool(held(lab.proxy, [lab.client])), "held back", _PATIENCE_SECONDS)
         wait_until(lambda: download.received > _BEFORE_BYTES, "in progress", _PATIENCE_SECONDS)
-        with Delivery(lambda: download.received) as delivery, _silent(lab):
+        with (
+            Delivery(lambda: download.received) as delivery,
+            dropped(lab.client, "INPUT", "-i", WIFI.interface),
+            dropped(lab.client, "OUTPUT", "-o", WIFI.interface),
+        ):
             began = time.monotonic()
             time.sleep(_SECONDS)
             if not download.running:
