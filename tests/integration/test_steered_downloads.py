@@ -35,7 +35,7 @@ from mptcp_lab.scenario.plan import in_url
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, Client, ClientSpec, Family, Topology
-from mptcp_throttle.model import Per, RateKind
+from mptcp_throttle.model import AccessNetwork, Per, RateKind
 from mptcp_throttle.units import Rate
 
 CAP: Final = 1e6
@@ -410,6 +410,47 @@ def test_silent_end_of_wifi_interrupts_no_longer_than_without_us(hosts: Hosts) -
         steered = [gap_of_delivery(world, lambda: begin_held(world)) for _ in range(4)]
     # 0.2 to 0.7 s and 0.2 to 0.9 s on a busy machine with two processors; 1.2 s with paces alone.
     assert min(steered) < 1.5 * statistics.median(without), (steered, without)
+
+
+# Beside a slow preferred path
+
+
+def with_rates(wifi: str, cap: str) -> tuple[AccessNetwork, ...]:
+    """Wi-Fi with this limit, and Ethernet with this cap."""
+    preferred, capped = WIFI_FIRST
+    return preferred.with_rates({RateKind.LIMIT: Rate.parse(wifi)}), capped.with_rates({RateKind.CAP: Rate.parse(cap)})
+
+
+def test_cap_is_used_beside_a_preferred_path_of_three_times_its_rate(hosts: Hosts) -> None:
+    with serving(hosts, with_rates("3mbit", "1mbit")) as world:
+        world.download()
+        world.wait_capped()
+        wait_carried(world.lab.client)
+
+
+def test_next_download_has_the_share_of_its_client_at_once(hosts: Hosts) -> None:
+    with serving(hosts, with_rates("3mbit", "1mbit")) as world:
+        begin_held(world)
+        with world.daemon.suspended():
+            world.abort()
+            before = world.lab.client.received_bytes("eth0")
+            world.download()
+            eventually(lambda: world.lab.client.received_bytes("eth0") > before + MEGABYTE // 4, "Ethernet in use")
+
+
+def test_cap_in_mid_transfer_lets_what_is_queued_leave(hosts: Hosts) -> None:
+    with serving(hosts, with_rates("10mbit", "250kbit")) as world:
+        world.services.ask("pause", None)
+        download = world.download()
+        eventually(lambda: len(world.services.subflows()) == 2, "two subflows")
+        eventually(lambda: download.received > 20 * MEGABYTE, "20 MB received")
+        world.services.ask("resume")
+        world.wait_capped()
+        # What is left of 100 kB in a queue of 250 kbit/s takes seconds, and all that was sent since waits for it.
+        assert longest_gap(watch(download, 4)) < 1.0
+        before = download.received
+        time.sleep(3)
+        assert download.received - before > 0.7 * 3 * 10e6 / 8
 
 
 # Without the daemon

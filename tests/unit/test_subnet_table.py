@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import decide_all
 
-from mptcp_throttle.model import AccessNetwork, Address, Network
+from mptcp_throttle.linux import c_layout
+from mptcp_throttle.model import AccessNetwork, Address, Network, RateKind
 from mptcp_throttle.subnet_table import SubnetTable, network_table
+from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel import program_layout
 from mptcp_throttled.kernel.networks_map import _network, pack_networks
 from mptcp_throttled.kernel.program_layout import mapped
 
@@ -56,16 +59,28 @@ def test_longest_prefix_gives_the_network_of_an_address(address: str, name: str)
         located = network_table(networks).find(ip_address(address))
         assert located is not None
         assert located.name == name
-        assert found_in_the_map(ip_address(address), networks) == _network(located, steered=False)
+        assert found_in_the_map(ip_address(address), networks) == _network(located, networks, steered=False)
 
 
 def test_catch_all_of_one_ip_version_has_no_address_of_the_other() -> None:
-    of_neither = _network(network("no", "10.0.0.0/8"), steered=False)
+    of_neither = _network(network("no", "10.0.0.0/8"), (), steered=False)
     four, six = ip_address("192.0.2.1"), ip_address("2001:db8::1")
     assert network_table([REST]).find(six) is None
     assert found_in_the_map(six, (REST,)) == b""
     assert network_table([SIX]).find(four) is None
-    assert found_in_the_map(four, (SIX,)) not in {_network(SIX, steered=False), of_neither, b""}
+    assert found_in_the_map(four, (SIX,)) not in {_network(SIX, (SIX,), steered=False), of_neither, b""}
+
+
+def test_slow_is_below_four_times_the_largest_lower_cap() -> None:
+    def slow_rate(*networks: AccessNetwork) -> int:
+        packed = _network(networks[0], networks, steered=True)
+        return c_layout.unpack(program_layout.Network, packed).slow_rate
+
+    cap = Rate.parse("1mbit")
+    third = replace(ETHERNET, name="third", preference=3).with_rates({RateKind.CAP: Rate.parse("2mbit")})
+    assert slow_rate(WIFI, ETHERNET.with_rates({RateKind.CAP: cap}), third) == 8 * cap.bytes_per_second
+    assert slow_rate(ETHERNET, WIFI) == 0
+    assert slow_rate(WIFI, ETHERNET.with_rates({RateKind.CAP: None})) == 0
 
 
 def test_catch_all_caps_beside_a_preferred_network_inside_it() -> None:

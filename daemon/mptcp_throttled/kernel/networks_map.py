@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Network
 from typing import Final
 
@@ -17,6 +17,7 @@ _IPV4: Final = IPv4Network("0.0.0.0/0")
 _IPV4_MAPPED_BITS: Final = 96
 _MAX_U32: Final = 0xFFFF_FFFF
 _MAX_PACE: Final = _MAX_U32 - 1  # the next one is UNLIMITED (bpf/socket.h)
+_SLOW_CAPS: Final = 4  # bpf/steering.bpf.c
 _NO_PREFERENCE: Final = _MAX_U32
 _NO_NETWORK: Final = pack(
     program_layout.Network(_NO_PREFERENCE, pace=0, provisional_ns=0, limited=False, steered=False)
@@ -45,11 +46,11 @@ class NetworksMap:
         self._networks, self._steered, self._elements = networks, steered, wanted
 
 
-def pack_networks(networks: Iterable[AccessNetwork], *, steered: bool = False) -> dict[bytes, bytes]:
+def pack_networks(networks: Sequence[AccessNetwork], *, steered: bool = False) -> dict[bytes, bytes]:
     """The elements of the map `networks`, in which the longest prefix decides: struct prefix and struct network."""
     # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
     no_ipv4 = {_prefix(_IPV4): _NO_NETWORK}
-    of_networks = ((network.subnets, _network(network, steered=steered)) for network in networks)
+    of_networks = ((network.subnets, _network(network, networks, steered=steered)) for network in networks)
     return no_ipv4 | {_prefix(subnet): value for subnets, value in of_networks for subnet in subnets}
 
 
@@ -58,7 +59,14 @@ def _prefix(subnet: Network) -> bytes:
     return pack(program_layout.Prefix(bits, mapped(subnet.network_address)))
 
 
-def _network(network: AccessNetwork, *, steered: bool) -> bytes:
+def _slow_rate(network: AccessNetwork, networks: Sequence[AccessNetwork]) -> int:
+    """Bytes per second: so many times the largest cap of a less preferred network; 0: none has a cap."""
+    less_preferred = (each for each in networks if each.preference > network.preference)
+    caps = (each.rates[RateKind.CAP].bytes_per_second for each in less_preferred if RateKind.CAP in each.rates)
+    return min(_SLOW_CAPS * max(caps, default=0), _MAX_U32)
+
+
+def _network(network: AccessNetwork, networks: Sequence[AccessNetwork], *, steered: bool) -> bytes:
     cap = network.rates.get(RateKind.CAP)
     pace = 0 if cap is None else min(payload_pace(cap, 1), _MAX_PACE)
     provisional_ns = round(network.provisional * 1e9)
@@ -73,5 +81,6 @@ def _network(network: AccessNetwork, *, steered: bool) -> bytes:
             max_rtt_us=min(round((healthy.rtt or 0) * 1e6), _MAX_U32),
             max_loss=round((healthy.loss or 0) * 1000),
             min_rate=0 if healthy.rate is None else min(healthy.rate.bytes_per_second, _MAX_U32),
+            slow_rate=_slow_rate(network, networks),
         )
     )

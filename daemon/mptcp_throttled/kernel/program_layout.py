@@ -70,7 +70,7 @@ class Network(NamedTuple):
     max_rtt_us: U32 = 0
     max_loss: U32 = 0
     min_rate: U32 = 0
-    padding: U32 = 0
+    slow_rate: U32 = 0
 
 
 class Sick(NamedTuple):

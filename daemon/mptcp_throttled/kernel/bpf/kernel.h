@@ -25,7 +25,7 @@ struct sock_common {
 };
 struct sock {
 	struct sock_common __sk_common;
-	unsigned long sk_max_pacing_rate;
+	unsigned long sk_pacing_rate, sk_max_pacing_rate; /* bytes per second */
 	__u32 sk_priority;
 	int sk_wmem_queued;
 	int sk_rx_dst_ifindex;
@@ -44,11 +44,18 @@ struct tcp_options_received {
 	__u32 ts_recent;
 	__u16 tstamp_ok : 1, snd_wscale : 4, rcv_wscale : 4;
 };
+struct minmax_sample {
+	__u32 v;
+};
+struct minmax {
+	struct minmax_sample s[3];
+};
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	bool is_mptcp;
 	__u32 write_seq, snd_nxt, snd_una, snd_wl1, snd_wnd, segs_out, rcv_nxt, rcv_wnd, rcv_wup, notsent_lowat, tsoffset;
 	__u32 srtt_us, max_window;
+	struct minmax rtt_min; /* in microseconds */
 	__u64 tcp_mstamp, bytes_received, bytes_sent, bytes_acked, bytes_retrans;
 	struct tcp_options_received rx_opt;
 };

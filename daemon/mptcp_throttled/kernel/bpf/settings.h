@@ -42,7 +42,8 @@ struct prefix {
  * no cap. For `provisional_ns` a connection's first subflow has that pace too, until a preferred
  * one can have joined. `limited`: the network has a limit, so the daemon gives each subflow a
  * class, capped or not. `steered`: steering.bpf.c holds capped subflows back, so they need no pace.
- * The bounds, 0 if there is none, within which a path of the network is healthy: the round trip in
+ * A subflow that delivers less than `slow_rate` bytes/s is helped early by less preferred ones, which
+ * have caps; 0: none has. The bounds, 0 if there is none, within which a path of the network is healthy: the round trip in
  * microseconds, the loss in thousandths, the rate in bytes/s. */
 struct network {
 	__u32 preference;
@@ -53,7 +54,7 @@ struct network {
 	__u32 max_rtt_us;
 	__u32 max_loss;
 	__u32 min_rate;
-	__u32 padding;
+	__u32 slow_rate;
 };
 
 /* A subflow that has closed, with its totals. Bytes are payload; those sent include those

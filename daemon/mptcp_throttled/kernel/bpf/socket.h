@@ -19,6 +19,10 @@
  * backups: it tells the next instance of the daemon that steering.bpf.c has not made them so. */
 #define DRAIN_UNSENT_LIMIT SEGMENT_BYTES
 #define BACKUP_UNSENT_LIMIT (SEGMENT_BYTES + 1)
+/* Of slow preferred subflows. MPTCP assigns what exceeds it only when something is acknowledged, and
+ * may then choose a subflow that has a pulse. Where there is no limit it assigns all that is written
+ * at once: at a low rate that is a second's worth. */
+#define PREFERRED_UNSENT_LIMIT ((32 << 10) + 1)
 
 static __always_inline bool is_in_our_namespace(struct bpf_sock_ops *ctx)
 {
@@ -66,7 +70,7 @@ static __always_inline __u32 unsent_limit(__u32 pace)
 static __always_inline bool was_paced_by_us(__u32 pace, __u32 limit)
 {
 	if (pace == UNLIMITED)
-		return limit == DRAIN_UNSENT_LIMIT || limit == BACKUP_UNSENT_LIMIT;
+		return limit == DRAIN_UNSENT_LIMIT || limit == BACKUP_UNSENT_LIMIT || limit == PREFERRED_UNSENT_LIMIT;
 	return limit == unsent_limit(pace);
 }
 

@@ -36,14 +36,19 @@ char LICENSE[] SEC("license") = "GPL";
 
 /* A pulse that MPTCP does not use ends then. */
 #define PULSE_NS 20000000ULL
-/* A subflow is helped by pulses on others if it has sent this much without a break, and what waits
- * for it at the proxy takes longer than a pulse on a slow path: less is over before it could be
- * helped, such as a page's burst, and a pulse at the end of a download would be its last to arrive.
- * If it has sent for long, that is no end while MPTCP has data that it may not assign yet, since the
- * client's receive window or the send buffer is small. Two round trips of the other path are enough
- * then: what comes later would make the window stand still. */
-#define SATURATED_BYTES 1000000
+/* A subflow is helped by pulses on others if what waits for it at the proxy takes longer than a pulse
+ * on a slow path: one at the end of a download would be its last to arrive. Besides, it must have sent
+ * SATURATED_BYTES without a break: less is over before it could be helped much. One that delivers no
+ * more than SLOW_CAPS times the cap is helped as soon as its rate is known: after RATE_NS, and
+ * RATE_ROUND_TRIPS of slow start. If a subflow has sent for long, little that waits is no end while
+ * MPTCP has data that it may not assign yet, since the client's receive window or the send buffer is
+ * small. Two round trips of the other path are enough then: what comes later would make the window
+ * stand still. */
+#define SATURATED_BYTES 2500000
 #define WAITING_NS 80000000ULL
+#define SLOW_CAPS 4
+#define RATE_NS 100000000ULL
+#define RATE_ROUND_TRIPS 8
 #define LONG_NS 1000000000ULL
 #define BREAK_NS 50000000ULL
 
@@ -55,6 +60,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define UNCOUNTED_BYTES 16384 /* more than may be sent between two looks at two counters */
 #define VISITS 1024 /* of slots, at most, by each `remind` */
 #define FREE_NS 1000000000ULL /* between two looks at a subflow that is free */
+#define NETWORK_NS 100000000ULL /* between two looks at the network of a subflow without a cap */
 
 #define ACK_WINDOW 1024 /* TCP does not take the window of an old ACK */
 #define ACK_HOPS 64
@@ -71,10 +77,11 @@ struct {
 	__type(value, struct bucket);
 } buckets SEC(".maps");
 
-/* The bucket of a subflow. One that is capped and has none is held back. */
+/* The bucket of a subflow. One that is capped and has none is held back. A key with an address of a
+ * client alone stands for all subflows from there: a new one need not wait for the daemon. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_STEERED);
+	__uint(max_entries, 2 * MAX_STEERED);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct ends);
 	__type(value, __u32);
@@ -101,12 +108,19 @@ struct {
 } free_slots SEC(".maps");
 
 /* Of a subflow that others may wait for: since when it has sent without a break, when it sent data
- * last, how much, and when another may get a pulse. */
+ * last, how much, and when another may get a pulse. `sent` is what its socket has sent in all, and
+ * `acked` what had been acknowledged before `since`.
+ * `preference` is that of its network, which has no cap until `uncapped_until`. */
 struct sending {
 	__u64 since;
 	__u64 last_sent;
 	__u64 bytes;
 	__u64 pulse_at;
+	__u64 sent;
+	__u64 acked;
+	__u64 uncapped_until;
+	__u32 preference;
+	__u32 padding;
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -187,7 +201,12 @@ static __always_inline struct steered *add_steered(struct tcp_sock *tp, const st
 static __always_inline struct bucket *bucket_of(const struct ends *ends)
 {
 	__u32 *number = bpf_map_lookup_elem(&bucket_numbers, ends);
+	struct ends from_there = {};
 
+	if (!number) {
+		__builtin_memcpy(from_there.client, ends->client, sizeof(from_there.client));
+		number = bpf_map_lookup_elem(&bucket_numbers, &from_there);
+	}
 	return number ? bpf_map_lookup_elem(&buckets, number) : NULL;
 }
 
@@ -346,21 +365,26 @@ static __always_inline bool has_its_turn(const struct steered *steered, struct b
 	return false;
 }
 
-/* What waits at the proxy for a subflow. `takes_ns`: at the rate at which it has sent since its last
- * break. */
+/* What waits at the proxy for a subflow. `takes_ns`: at the rate at which it has delivered since its
+ * last break, 1024 bytes in `ns_per_kib`; 0: not known. */
 struct waiting {
 	__u64 takes_ns;
+	__u64 ns_per_kib;
 	bool goes_on;
+	bool has_sent_much;
 };
 
 static __always_inline struct waiting waiting_for(struct tcp_sock *tp, struct mptcp_sock *msk,
 						  const struct sending *sending, __u64 now)
 {
 	__u64 unassigned = BPF_CORE_READ(msk, write_seq) - BPF_CORE_READ(msk, snd_nxt);
-	__u64 bytes = unassigned + tp->inet_conn.icsk_inet.sk.sk_wmem_queued;
+	__u64 bytes = unassigned + tp->inet_conn.icsk_inet.sk.sk_wmem_queued, delivered = tp->bytes_acked - sending->acked;
+	__u64 ns_per_kib = delivered ? ((now - sending->since) << 10) / delivered : 0;
 	struct waiting waiting = {
-		.takes_ns = (bytes * ((now - sending->since) >> 10) / sending->bytes) << 10,
+		.takes_ns = bytes * ns_per_kib >> 10,
+		.ns_per_kib = ns_per_kib,
 		.goes_on = unassigned && now - sending->since > LONG_NS,
+		.has_sent_much = sending->bytes >= SATURATED_BYTES,
 	};
 
 	return waiting;
@@ -413,9 +437,11 @@ static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pu
 		pulse->next = pulse->now + RETRY_PULSE_NS;
 		return 0;
 	}
+	bucket = bucket_of(&ends);
+	if (!pulse->waiting.has_sent_much && (!bucket || SLOW_CAPS * pulse->waiting.ns_per_kib < bucket->ns_per_kib))
+		return 0;
 	if (!pulse->held)
 		pulse->held = steered;
-	bucket = bucket_of(&ends);
 	if (!bucket)
 		return 0;
 	look_for_uncounted(steered, tp, bucket, pulse->now);
@@ -467,25 +493,39 @@ static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_soc
 	return pulse.next;
 }
 
-/* What a subflow sends that others may be capped for. */
-static __always_inline void watch_preferred(struct __sk_buff *skb, struct sending *sending, const struct segment *segment,
-					    struct tcp_sock *tp, __u32 preference, __u64 now)
+static __always_inline bool is_rate_known(struct tcp_sock *tp, const struct sending *sending, __u64 now)
 {
+	__u64 lasts = now - sending->since;
+
+	return lasts >= RATE_NS && lasts >= RATE_ROUND_TRIPS * 1000ULL * BPF_CORE_READ(tp, rtt_min.s[0].v);
+}
+
+/* What a subflow sends that others may be capped for. */
+static __always_inline void watch_preferred(struct __sk_buff *skb, struct sending *sending, struct tcp_sock *tp,
+					    __u64 now)
+{
+	__u64 sent = tp->bytes_sent, payload = sent - sending->sent;
 	struct waiting waiting;
 	struct mptcp_sock *msk;
 
-	if (now - sending->last_sent > BREAK_NS) {
+	if (!payload)
+		return;
+	sending->sent = sent;
+	/* Slow subflows send rarely, but then something is in flight. TCP advances snd_nxt when the
+	 * segment has left. */
+	if (now - sending->last_sent > BREAK_NS && tp->snd_nxt == tp->snd_una) {
 		sending->since = now;
 		sending->bytes = 0;
+		sending->acked = tp->bytes_acked;
 	}
 	sending->last_sent = now;
-	sending->bytes += segment->payload;
-	if (sending->bytes < SATURATED_BYTES || now < sending->pulse_at)
+	sending->bytes += payload;
+	if (now < sending->pulse_at || (sending->bytes < SATURATED_BYTES && !is_rate_known(tp, sending, now)))
 		return;
 	msk = connection_of(tp);
 	if (msk) {
 		waiting = waiting_for(tp, msk, sending, now);
-		sending->pulse_at = begin_pulse(skb, msk, &waiting, preference, now);
+		sending->pulse_at = begin_pulse(skb, msk, &waiting, sending->preference, now);
 	}
 }
 
@@ -501,7 +541,18 @@ int steer_downlinks(struct __sk_buff *skb)
 	struct tcp_sock *tp;
 	__u64 now;
 
-	if (!sk || !parse(skb, &segment, false) || segment.tcp.rst)
+	if (!sk)
+		return TC_ACT_UNSPEC;
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (tp && !tp->is_mptcp)
+		return TC_ACT_UNSPEC;
+	now = bpf_ktime_get_ns();
+	sending = tp ? bpf_sk_storage_get(&sendings, sk, 0, 0) : NULL;
+	if (sending && now < sending->uncapped_until) {
+		watch_preferred(skb, sending, tp, now);
+		return TC_ACT_UNSPEC;
+	}
+	if (!parse(skb, &segment, false) || segment.tcp.rst)
 		return TC_ACT_UNSPEC;
 	network = network_of(segment.ends.client);
 	if (!network || network->preference == NO_PREFERENCE)
@@ -512,23 +563,25 @@ int steer_downlinks(struct __sk_buff *skb)
 			forget(&segment.ends, former);
 		return TC_ACT_UNSPEC;
 	}
-	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return TC_ACT_UNSPEC;
-	now = bpf_ktime_get_ns();
-	sending = bpf_sk_storage_get(&sendings, sk, 0, 0);
 	if (!sending) {
 		msk = connection_to_proxy(tp);
 		sending = msk ? bpf_sk_storage_get(&sendings, sk, 0, BPF_SK_STORAGE_GET_F_CREATE) : NULL;
 		if (!sending)
 			return TC_ACT_UNSPEC;
+		sending->since = sending->last_sent = now;
+		sending->sent = tp->bytes_sent - segment.payload;
+		sending->acked = tp->bytes_acked;
 		if (!is_backup(subflow_context(tp), (void *)tp) && !belongs_to_control_group(tp))
 			begin_caps(skb, msk, network->preference, now);
 	}
+	sending->preference = network->preference;
 	if (network->pace)
 		count_capped(skb, &segment, tp, network, now);
-	if (segment.payload)
-		watch_preferred(skb, sending, &segment, tp, network->preference, now);
+	else
+		sending->uncapped_until = now + NETWORK_NS;
+	watch_preferred(skb, sending, tp, now);
 	return TC_ACT_UNSPEC;
 }
 

@@ -46,6 +46,9 @@ char LICENSE[] SEC("license") = "GPL";
 /* So long a new subflow may wait for its own class in that of another. */
 #define OTHERS_CLASS_NS 3000000000ULL
 
+/* The rate of a subflow is a guess until so much has been acknowledged. */
+#define UNPROVED_BYTES (128 << 10)
+
 /* The paces in bytes/s, and the class ids, that the daemon has decided. Capped subflows are in both
  * maps; a subflow in `classes` alone is limited, whatever its connection's other subflows do. */
 struct {
@@ -200,21 +203,37 @@ static __always_inline __u32 unpaced_limit(struct tcp_sock *tp)
 	return is_backup(subflow_context(tp), (void *)tp) ? BACKUP_UNSENT_LIMIT : DRAIN_UNSENT_LIMIT;
 }
 
-/* Takes the pace away. `waits`: the subflow may have next to nothing unsent. */
-static __always_inline void end_pace(void *target, struct tcp_sock *tp, struct subflow *subflow, bool waits)
+/* Takes the pace away. The subflow may have `limit` bytes unsent; 0: what it might before. */
+static __always_inline void end_pace(void *target, struct tcp_sock *tp, struct subflow *subflow, __u32 limit)
 {
-	__u32 present = BPF_CORE_READ(tp, notsent_lowat), limit = waits ? unpaced_limit(tp) : subflow->unsent_limit_before;
+	__u32 present = BPF_CORE_READ(tp, notsent_lowat);
 	bool is_paced = subflow->pace != UNLIMITED;
 
-	subflow->drain_began = 0;
-	if (!is_paced && subflow->has_unsent_limit == waits && (!waits || present == limit))
+	if (!is_paced && subflow->has_unsent_limit == !!limit && (!limit || present == limit))
 		return;
-	if ((is_paced && set_pace(target, subflow->pace_before)) || set_unsent_limit(target, limit)) {
+	if ((is_paced && set_pace(target, subflow->pace_before)) ||
+	    set_unsent_limit(target, limit ?: subflow->unsent_limit_before)) {
 		count(SOCKETS_REFUSED);
 		return;
 	}
 	subflow->pace = UNLIMITED;
-	subflow->has_unsent_limit = waits;
+	subflow->has_unsent_limit = limit;
+}
+
+/* Whether subflows may be held back for this one, and it is not known to be much faster than their
+ * caps. */
+static __always_inline bool is_slow_and_preferred(struct tcp_sock *tp, const struct subflow *subflow,
+						  const struct network *network)
+{
+	unsigned long rate = BPF_CORE_READ(tp, inet_conn.icsk_inet.sk.sk_pacing_rate);
+	struct walk walk;
+
+	if (!network || !network->steered || network->pace || !network->slow_rate || !subflow->callbacks)
+		return false;
+	if (rate >= network->slow_rate && BPF_CORE_READ(tp, bytes_acked) >= UNPROVED_BYTES)
+		return false;
+	walk = members_of(connection_of(tp));
+	return next_member(&walk) && next_member(&walk);
 }
 
 /* Puts the socket into a class; into none if `class_id` is 0. */
@@ -231,6 +250,18 @@ static __always_inline void set_class(void *target, struct tcp_sock *tp, struct 
 		return;
 	}
 	subflow->class_id = class_id;
+}
+
+/* Whether what a subflow had unsent when steering.bpf.c held it back is still leaving: in its class
+ * that would take as long as the cap says, and the connection would wait for it. */
+static __always_inline bool drains(struct tcp_sock *tp, struct subflow *subflow, __u32 class_id, __u64 now)
+{
+	__u32 unsent = BPF_CORE_READ(tp, write_seq) - BPF_CORE_READ(tp, snd_nxt);
+
+	if (!subflow->drain_began)
+		subflow->drain_began = now;
+	return subflow->callbacks && subflow->class_id != class_id && unsent > DRAINED_BYTES &&
+	       now - subflow->drain_began < DRAIN_NS;
 }
 
 static __always_inline bool is_provisional(struct subflow *subflow, struct network *network)
@@ -333,8 +364,8 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 			class_id = subflow->others_class;
 	}
 	if (cap == STEERED) {
-		end_pace(target, tp, subflow, !recovers(tp));
-		set_class(target, tp, subflow, class_id);
+		end_pace(target, tp, subflow, recovers(tp) ? 0 : unpaced_limit(tp));
+		set_class(target, tp, subflow, drains(tp, subflow, class_id, now) ? 0 : class_id);
 	} else if (cap == PACED) {
 		begin_or_change_cap(target, tp, subflow, pace ? *pace : network->pace);
 		set_class(target, tp, subflow, subflow->drain_began ? 0 : class_id);
@@ -342,8 +373,14 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 		/* A subflow with a pace is in the class of a cap that has ended. Until the daemon
 		 * gives it that of the limit, it stays there. */
 		bool has_class = class_id && (!pace || (network && network->limited));
+		__u32 limit = 0;
 
-		end_pace(target, tp, subflow, may_be_capped && waits_for_preferred(tp, subflow));
+		if (may_be_capped && waits_for_preferred(tp, subflow))
+			limit = unpaced_limit(tp);
+		else if (is_slow_and_preferred(tp, subflow, network))
+			limit = PREFERRED_UNSENT_LIMIT;
+		end_pace(target, tp, subflow, limit);
+		subflow->drain_began = 0;
 		set_class(target, tp, subflow, has_class ? class_id : 0);
 	}
 }

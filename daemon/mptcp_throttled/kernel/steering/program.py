@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
+from ipaddress import IPv6Address
 from typing import Final
 
 from mptcp_throttle.linux.c_layout import pack, unpack
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfObject
-from mptcp_throttle.model import AccessNetwork, FourTuple
+from mptcp_throttle.model import AccessNetwork, Address, Endpoint, FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
@@ -29,6 +30,7 @@ from mptcp_throttled.vocabulary.traffic import SteeredTotals
 
 _BITS_PER_KIB: Final = 8 * 1024
 _NS_PER_SECOND: Final = 10**9
+_NO_ENDPOINT: Final = Endpoint(IPv6Address(0), 0)
 _SLOTS: Final = 65536
 _VISITS: Final = 1024
 # Ethernet, IPv4 (version and header length, total length, protocol) and TCP: `tell` makes ACKs of it.
@@ -100,6 +102,14 @@ class SteeringProgram:
         """Let capped subflows send to the rates of these shares. Raises KernelError, and has done any part of it."""
         self._bucket_numbers.update({pack_ends(ends): pack_u32(share) for ends, share in shares.items()})
 
+    def assign_addresses(self, shares: Mapping[Address, int]) -> None:
+        """Let capped subflows from these addresses of clients, which have no share yet, send to the rates of these."""
+        self._bucket_numbers.update({_pack_address(address): pack_u32(share) for address, share in shares.items()})
+
+    def unassign_addresses(self, addresses: Collection[Address]) -> None:
+        """Take their shares away."""
+        self._bucket_numbers.delete_all([_pack_address(address) for address in addresses])
+
     def unassign(self, subflows: Collection[FourTuple]) -> None:
         """Take their shares away."""
         self._bucket_numbers.delete_all([pack_ends(ends) for ends in subflows])
@@ -144,6 +154,10 @@ class SteeringProgram:
         with self._reading:
             self._is_closed = True
             self.object.close()
+
+
+def _pack_address(address: Address) -> bytes:
+    return pack_ends(FourTuple(Endpoint(address, 0), _NO_ENDPOINT))
 
 
 def _ns_per_kib(rate: Rate) -> int:
