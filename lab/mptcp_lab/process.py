@@ -110,13 +110,13 @@ class Process:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Inside the block the program does nothing: it is stopped by SIGSTOP."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """Inside the block the program and all that it started do nothing: SIGSTOP stops them."""
+        os.killpg(self.pid, signal.SIGSTOP)
         try:
             yield
         finally:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGCONT)
+                os.killpg(self.pid, signal.SIGCONT)
 
     def log_text(self) -> str:
         """All that the program logged so far."""
