@@ -60,7 +60,7 @@ def _prefix(subnet: Network) -> bytes:
 
 
 def _slow_rate(network: AccessNetwork, networks: Sequence[AccessNetwork]) -> int:
-    """Bytes per second: so many times the largest cap of a less preferred network; 0: none has a cap."""
+    """Bytes per second: _SLOW_CAPS times the largest cap of a less preferred network; 0: none has a cap."""
     less_preferred = (each for each in networks if each.preference > network.preference)
     caps = (each.rates[RateKind.CAP].bytes_per_second for each in less_preferred if RateKind.CAP in each.rates)
     return min(_SLOW_CAPS * max(caps, default=0), _MAX_U32)

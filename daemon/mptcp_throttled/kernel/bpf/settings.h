@@ -42,9 +42,9 @@ struct prefix {
  * no cap. For `provisional_ns` a connection's first subflow has that pace too, until a preferred
  * one can have joined. `limited`: the network has a limit, so the daemon gives each subflow a
  * class, capped or not. `steered`: steering.bpf.c holds capped subflows back, so they need no pace.
- * A subflow that delivers less than `slow_rate` bytes/s is helped early by less preferred ones, which
- * have caps; 0: none has. The bounds, 0 if there is none, within which a path of the network is healthy: the round trip in
- * microseconds, the loss in thousandths, the rate in bytes/s. */
+ * A subflow with a lower rate than `slow_rate` bytes/s may have little unsent, for less preferred ones,
+ * which have caps; 0: none has. The bounds, 0 if there is none, within which a path of the network is
+ * healthy: the round trip in microseconds, the loss in thousandths, the rate in bytes/s. */
 struct network {
 	__u32 preference;
 	__u32 pace;

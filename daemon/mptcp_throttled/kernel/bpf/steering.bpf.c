@@ -36,14 +36,15 @@ char LICENSE[] SEC("license") = "GPL";
 
 /* A pulse that MPTCP does not use ends then. */
 #define PULSE_NS 20000000ULL
-/* A subflow is helped by pulses on others if what waits for it at the proxy takes longer than a pulse
- * on a slow path: one at the end of a download would be its last to arrive. Besides, it must have sent
- * SATURATED_BYTES without a break: less is over before it could be helped much. One that delivers no
- * more than SLOW_CAPS times the cap is helped as soon as its rate is known: after RATE_NS, and
- * RATE_ROUND_TRIPS of slow start. If a subflow has sent for long, little that waits is no end while
- * MPTCP has data that it may not assign yet, since the client's receive window or the send buffer is
- * small. Two round trips of the other path are enough then: what comes later would make the window
- * stand still. */
+/* A subflow is helped by pulses on others if:
+ * - what waits for it at the proxy takes WAITING_NS, longer than a pulse on a slow path: a pulse later
+ *   than that would be the last of the download to arrive;
+ * - it has sent SATURATED_BYTES without a break: less is over before pulses could help much. A subflow
+ *   that delivers at most SLOW_CAPS times the cap is helped as soon as its rate is known: after
+ *   RATE_NS, and RATE_ROUND_TRIPS of slow start.
+ * After LONG_NS without a break, two round trips of the other path are enough, if MPTCP has data that
+ * it may not assign yet: the client's receive window or the send buffer is small, so that little waits
+ * although the download goes on. */
 #define SATURATED_BYTES 2500000
 #define WAITING_NS 80000000ULL
 #define SLOW_CAPS 4
@@ -77,15 +78,22 @@ struct {
 	__type(value, struct bucket);
 } buckets SEC(".maps");
 
-/* The bucket of a subflow. One that is capped and has none is held back. A key with an address of a
- * client alone stands for all subflows from there: a new one need not wait for the daemon. */
+/* The bucket of a subflow. One that is capped and has none is held back. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 2 * MAX_STEERED);
+	__uint(max_entries, MAX_STEERED);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct ends);
 	__type(value, __u32);
 } bucket_numbers SEC(".maps");
+/* That of subflows from an address of a client: a new one need not wait for the daemon. A number is
+ * never used again, so an old element finds no bucket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_STEERED);
+	__uint(key_size, sizeof(((struct ends *)0)->client));
+	__type(value, __u32);
+} bucket_numbers_of_clients SEC(".maps");
 
 /* The keys of `steered_subflows`, by numbers for marks and `remind`; and which numbers are taken. */
 struct {
@@ -110,7 +118,7 @@ struct {
 /* Of a subflow that others may wait for: since when it has sent without a break, when it sent data
  * last, how much, and when another may get a pulse. `sent` is what its socket has sent in all, and
  * `acked` what had been acknowledged before `since`.
- * `preference` is that of its network, which has no cap until `uncapped_until`. */
+ * `preference` is that of its network, which has no cap until `network_known_until`. */
 struct sending {
 	__u64 since;
 	__u64 last_sent;
@@ -118,7 +126,7 @@ struct sending {
 	__u64 pulse_at;
 	__u64 sent;
 	__u64 acked;
-	__u64 uncapped_until;
+	__u64 network_known_until;
 	__u32 preference;
 	__u32 padding;
 };
@@ -201,12 +209,9 @@ static __always_inline struct steered *add_steered(struct tcp_sock *tp, const st
 static __always_inline struct bucket *bucket_of(const struct ends *ends)
 {
 	__u32 *number = bpf_map_lookup_elem(&bucket_numbers, ends);
-	struct ends from_there = {};
 
-	if (!number) {
-		__builtin_memcpy(from_there.client, ends->client, sizeof(from_there.client));
-		number = bpf_map_lookup_elem(&bucket_numbers, &from_there);
-	}
+	if (!number)
+		number = bpf_map_lookup_elem(&bucket_numbers_of_clients, ends->client);
 	return number ? bpf_map_lookup_elem(&buckets, number) : NULL;
 }
 
@@ -365,13 +370,13 @@ static __always_inline bool has_its_turn(const struct steered *steered, struct b
 	return false;
 }
 
-/* What waits at the proxy for a subflow. `takes_ns`: at the rate at which it has delivered since its
- * last break, 1024 bytes in `ns_per_kib`; 0: not known. */
+/* What waits at the proxy for a subflow: how long that takes, at the rate at which the subflow has
+ * delivered since its last break, and that rate; both 0 if nothing has been delivered. */
 struct waiting {
 	__u64 takes_ns;
 	__u64 ns_per_kib;
-	bool goes_on;
-	bool has_sent_much;
+	bool is_beyond_window;
+	bool is_saturated;
 };
 
 static __always_inline struct waiting waiting_for(struct tcp_sock *tp, struct mptcp_sock *msk,
@@ -383,8 +388,8 @@ static __always_inline struct waiting waiting_for(struct tcp_sock *tp, struct mp
 	struct waiting waiting = {
 		.takes_ns = bytes * ns_per_kib >> 10,
 		.ns_per_kib = ns_per_kib,
-		.goes_on = unassigned && now - sending->since > LONG_NS,
-		.has_sent_much = sending->bytes >= SATURATED_BYTES,
+		.is_beyond_window = unassigned && now - sending->since > LONG_NS,
+		.is_saturated = sending->bytes >= SATURATED_BYTES,
 	};
 
 	return waiting;
@@ -398,7 +403,7 @@ static __always_inline bool helps(struct tcp_sock *tp, const struct steered *ste
 	__u64 two_round_trips_ns = BPF_CORE_READ(tp, srtt_us) * 250ULL; /* it is in 1/8 us */
 
 	return waiting->takes_ns >= WAITING_NS ||
-	       (waiting->goes_on &&
+	       (waiting->is_beyond_window &&
 		(waiting->takes_ns >= two_round_trips_ns || now - steered->open_until > ROUND_TRIP_HOLDS_NS));
 }
 
@@ -438,7 +443,7 @@ static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pu
 		return 0;
 	}
 	bucket = bucket_of(&ends);
-	if (!pulse->waiting.has_sent_much && (!bucket || SLOW_CAPS * pulse->waiting.ns_per_kib < bucket->ns_per_kib))
+	if (!pulse->waiting.is_saturated && (!bucket || SLOW_CAPS * pulse->waiting.ns_per_kib < bucket->ns_per_kib))
 		return 0;
 	if (!pulse->held)
 		pulse->held = steered;
@@ -500,6 +505,13 @@ static __always_inline bool is_rate_known(struct tcp_sock *tp, const struct send
 	return lasts >= RATE_NS && lasts >= RATE_ROUND_TRIPS * 1000ULL * BPF_CORE_READ(tp, rtt_min.s[0].v);
 }
 
+/* Whether data waits at the proxy besides what leaves now: `payload` bytes, beyond which TCP advances
+ * snd_nxt afterwards. If not, the path has room, and the sender of the data is what is slow. */
+static __always_inline bool has_more_to_send(struct tcp_sock *tp, struct mptcp_sock *msk, __u64 payload)
+{
+	return BPF_CORE_READ(msk, write_seq) != BPF_CORE_READ(msk, snd_nxt) || tp->write_seq - tp->snd_nxt > payload;
+}
+
 /* What a subflow sends that others may be capped for. */
 static __always_inline void watch_preferred(struct __sk_buff *skb, struct sending *sending, struct tcp_sock *tp,
 					    __u64 now)
@@ -523,7 +535,7 @@ static __always_inline void watch_preferred(struct __sk_buff *skb, struct sendin
 	if (now < sending->pulse_at || (sending->bytes < SATURATED_BYTES && !is_rate_known(tp, sending, now)))
 		return;
 	msk = connection_of(tp);
-	if (msk) {
+	if (msk && has_more_to_send(tp, msk, payload)) {
 		waiting = waiting_for(tp, msk, sending, now);
 		sending->pulse_at = begin_pulse(skb, msk, &waiting, sending->preference, now);
 	}
@@ -548,7 +560,7 @@ int steer_downlinks(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	now = bpf_ktime_get_ns();
 	sending = tp ? bpf_sk_storage_get(&sendings, sk, 0, 0) : NULL;
-	if (sending && now < sending->uncapped_until) {
+	if (sending && now < sending->network_known_until) {
 		watch_preferred(skb, sending, tp, now);
 		return TC_ACT_UNSPEC;
 	}
@@ -580,7 +592,7 @@ int steer_downlinks(struct __sk_buff *skb)
 	if (network->pace)
 		count_capped(skb, &segment, tp, network, now);
 	else
-		sending->uncapped_until = now + NETWORK_NS;
+		sending->network_known_until = now + NETWORK_NS;
 	watch_preferred(skb, sending, tp, now);
 	return TC_ACT_UNSPEC;
 }

@@ -37,6 +37,8 @@ char LICENSE[] SEC("license") = "GPL";
  * joins. */
 #define DRAINED_BYTES 8192
 #define DRAIN_NS 1500000000ULL
+/* A cap that begins again sooner has no drain: clients could have one after the other. */
+#define NEXT_DRAIN_NS 10000000000ULL
 
 /* A cap ends this long after the priorities of the subflows alone ask for it: MPTCP takes as long
  * to use a path that it has hardly used, and a client that changes priorities all the time has its
@@ -46,7 +48,7 @@ char LICENSE[] SEC("license") = "GPL";
 /* So long a new subflow may wait for its own class in that of another. */
 #define OTHERS_CLASS_NS 3000000000ULL
 
-/* The rate of a subflow is a guess until so much has been acknowledged. */
+/* TCP does not know the rate of a subflow before so much has been acknowledged. */
 #define UNPROVED_BYTES (128 << 10)
 
 /* The paces in bytes/s, and the class ids, that the daemon has decided. Capped subflows are in both
@@ -168,6 +170,7 @@ static __always_inline void begin_or_change_cap(void *target, struct tcp_sock *t
 	if (subflow->pace == pace) {
 		if (limit != unsent_limit(pace))
 			set_unsent_limit(target, unsent_limit(pace));
+		subflow->drain_began = 0;
 		return;
 	}
 	if (subflow->pace == UNLIMITED) {
@@ -228,7 +231,8 @@ static __always_inline bool is_slow_and_preferred(struct tcp_sock *tp, const str
 	unsigned long rate = BPF_CORE_READ(tp, inet_conn.icsk_inet.sk.sk_pacing_rate);
 	struct walk walk;
 
-	if (!network || !network->steered || network->pace || !network->slow_rate || !subflow->callbacks)
+	if (!network || !network->steered || network->pace || !network->slow_rate || !subflow->callbacks ||
+	    recovers(tp))
 		return false;
 	if (rate >= network->slow_rate && BPF_CORE_READ(tp, bytes_acked) >= UNPROVED_BYTES)
 		return false;
@@ -365,7 +369,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 	}
 	if (cap == STEERED) {
 		end_pace(target, tp, subflow, recovers(tp) ? 0 : unpaced_limit(tp));
-		set_class(target, tp, subflow, drains(tp, subflow, class_id, now) ? 0 : class_id);
+		set_class(target, tp, subflow, drains(tp, subflow, class_id, now) ? subflow->class_id : class_id);
 	} else if (cap == PACED) {
 		begin_or_change_cap(target, tp, subflow, pace ? *pace : network->pace);
 		set_class(target, tp, subflow, subflow->drain_began ? 0 : class_id);
@@ -377,10 +381,11 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 
 		if (may_be_capped && waits_for_preferred(tp, subflow))
 			limit = unpaced_limit(tp);
-		else if (is_slow_and_preferred(tp, subflow, network))
+		else if (!in_control_group(subflow->token) && is_slow_and_preferred(tp, subflow, network))
 			limit = PREFERRED_UNSENT_LIMIT;
 		end_pace(target, tp, subflow, limit);
-		subflow->drain_began = 0;
+		if (now - subflow->drain_began > NEXT_DRAIN_NS)
+			subflow->drain_began = 0;
 		set_class(target, tp, subflow, has_class ? class_id : 0);
 	}
 }

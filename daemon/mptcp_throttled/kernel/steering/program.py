@@ -5,19 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
-from ipaddress import IPv6Address
 from typing import Final
 
 from mptcp_throttle.linux.c_layout import pack, unpack
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfObject
-from mptcp_throttle.model import AccessNetwork, Address, Endpoint, FourTuple
+from mptcp_throttle.model import AccessNetwork, Address, FourTuple
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
     OBJECTS,
     Bucket,
     Steered,
+    mapped,
     pack_ends,
     pack_settings,
     pack_u32,
@@ -30,7 +30,6 @@ from mptcp_throttled.vocabulary.traffic import SteeredTotals
 
 _BITS_PER_KIB: Final = 8 * 1024
 _NS_PER_SECOND: Final = 10**9
-_NO_ENDPOINT: Final = Endpoint(IPv6Address(0), 0)
 _SLOTS: Final = 65536
 _VISITS: Final = 1024
 # Ethernet, IPv4 (version and header length, total length, protocol) and TCP: `tell` makes ACKs of it.
@@ -55,6 +54,7 @@ class SteeringProgram:
         try:
             self._networks = NetworksMap(self.object.map("networks"))
             self._buckets, self._bucket_numbers = self.object.map("buckets"), self.object.map("bucket_numbers")
+            self._bucket_numbers_of_clients = self.object.map("bucket_numbers_of_clients")
             self._subflows = self.object.map("steered_subflows")
             self.shared_maps = {"steered_subflows": self._subflows, "sick_subflows": self.object.map("sick_subflows")}
             self._counters = self.object.map("counters")
@@ -96,6 +96,7 @@ class SteeringProgram:
     def clear_shares(self) -> None:
         """Take all shares away."""
         self._bucket_numbers.clear()
+        self._bucket_numbers_of_clients.clear()
         self._buckets.clear()
 
     def assign(self, shares: Mapping[FourTuple, int]) -> None:
@@ -103,12 +104,11 @@ class SteeringProgram:
         self._bucket_numbers.update({pack_ends(ends): pack_u32(share) for ends, share in shares.items()})
 
     def assign_addresses(self, shares: Mapping[Address, int]) -> None:
-        """Let capped subflows from these addresses of clients, which have no share yet, send to the rates of these."""
-        self._bucket_numbers.update({_pack_address(address): pack_u32(share) for address, share in shares.items()})
+        """Let capped subflows from these addresses of clients, until they have a share, send to the rates of these.
 
-    def unassign_addresses(self, addresses: Collection[Address]) -> None:
-        """Take their shares away."""
-        self._bucket_numbers.delete_all([_pack_address(address) for address in addresses])
+        Those of the addresses that were used least recently are forgotten when there are too many.
+        """
+        self._bucket_numbers_of_clients.update({mapped(each): pack_u32(share) for each, share in shares.items()})
 
     def unassign(self, subflows: Collection[FourTuple]) -> None:
         """Take their shares away."""
@@ -154,10 +154,6 @@ class SteeringProgram:
         with self._reading:
             self._is_closed = True
             self.object.close()
-
-
-def _pack_address(address: Address) -> bytes:
-    return pack_ends(FourTuple(Endpoint(address, 0), _NO_ENDPOINT))
 
 
 def _ns_per_kib(rate: Rate) -> int:

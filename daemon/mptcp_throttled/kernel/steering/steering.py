@@ -18,7 +18,7 @@ from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
-from mptcp_throttle.model import AccessNetwork, Address, FourTuple, RateKind
+from mptcp_throttle.model import AccessNetwork, FourTuple, RateKind
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.interfaces import Interface, find_interfaces, read_link_header
 from mptcp_throttled.kernel.reminder import Reminder
@@ -59,7 +59,6 @@ class Steering:
         self._networks: tuple[AccessNetwork, ...] = ()
         self._wanted: dict[FourTuple, Throttle] = {}
         self._shares = ShareNumbers()
-        self._addresses: dict[Address, int] = {}  # of clients: the shares that their subflows have together
         self._problem: str | None = None
         self._look_at = -math.inf
         self._has_given_up = False
@@ -158,21 +157,10 @@ class Steering:
         assigned = {ends: throttle.share for ends, throttle in throttles.items() if throttle is not None}
         numbers = {ends: self._shares.number(share) for ends, share in assigned.items()}
         program.assign(numbers)
-        addresses = {ends.client.address: numbers[ends] for ends, share in assigned.items() if share.who != str(ends)}
-        program.assign_addresses(addresses)
-        self._addresses |= addresses
+        shared = {ends: number for ends, number in numbers.items() if assigned[ends].who != str(ends)}
+        program.assign_addresses({ends.client.address: number for ends, number in shared.items()})
         self._shares.note(throttles)
-        self._remove_unused(program)
-
-    def _remove_unused(self, program: SteeringProgram) -> None:
-        unused = self._shares.take_unused()
-        if not unused:
-            return
-        program.remove_shares(unused)
-        addresses = [address for address, number in self._addresses.items() if number in unused]
-        program.unassign_addresses(addresses)
-        for address in addresses:
-            del self._addresses[address]
+        program.remove_shares(self._shares.take_unused())
 
     def _attach(self) -> None:
         program = self._program = self._program or SteeringProgram(self._ports, self._control_group)
@@ -184,7 +172,7 @@ class Steering:
             program.adopt()
             self._may_have_leftovers = False
             self._assign(program, self._wanted)
-        self._remove_unused(program)
+        program.remove_shares(self._shares.take_unused())
         self._counters = program.counters()
         if self._reminder is None:
             drawback = "capped subflows that send nothing are not looked at"
@@ -238,7 +226,6 @@ class Steering:
             return
         self._attached = None
         self._shares.clear()
-        self._addresses = {}
         try:
             free(program)
             program.clear_shares()
