@@ -15,21 +15,28 @@ from mptcp_lab.lab_errors import LabError
 from mptcp_lab.topology import Lab
 
 SWAPPER = """
-import json, sys
+import json, logging, subprocess, sys
 from pathlib import Path
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.kernel.htb.qdisc import RootQdiscs
 from mptcp_throttle.linux.kernel_error import KernelError
+warnings = []
+handler = logging.Handler()
+handler.emit = lambda record: warnings.append(record.getMessage())
+logging.getLogger().addHandler(handler)
 for line in sys.stdin:
-    directory, force = json.loads(line)
+    directory, force, meanwhile = json.loads(line)
+    warnings.clear()
     root = RootQdiscs(("many0",), MarkedTraffic(0xffff0000, (8080,)), Path(directory), force=force)
     try:
         root.install(0)
         answer = str(root.read().htb is not None)
+        for command in meanwhile:
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         root.restore()
     except KernelError as error:
         answer = str(error)
-    left = sorted(path.name for path in Path(directory).iterdir())
+    left = sorted(path.name for path in Path(directory).iterdir()) + [w for w in warnings if "differ" in w]
     state = root.read()
     pending = [*["many0"] * state.restore_pending, *state.pending_elsewhere]
     print(json.dumps([answer, f"{pending} {left}"]), flush=True)
@@ -48,7 +55,7 @@ def proxy(lab: Lab) -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def swap(lab: Lab) -> Iterator[Swap]:
-    """Replaces the root qdisc of many0 by ours and restores it; the outcome, and what is pending or on record.
+    """Replaces the root qdisc of many0 by ours and restores it; the outcome, and what is pending, recorded or differs.
 
     One program for all tests: its start takes longer than all of them.
     """
@@ -58,8 +65,8 @@ def swap(lab: Lab) -> Iterator[Swap]:
         assert program.stdout is not None
         requests, answers = program.stdin, program.stdout
 
-        def run(state: Path, *, force: bool = False) -> list[str]:
-            print(json.dumps([str(state), force]), file=requests, flush=True)
+        def run(state: Path, *meanwhile: list[str], force: bool = False) -> list[str]:
+            print(json.dumps([str(state), force, meanwhile]), file=requests, flush=True)
             answer: list[str] = json.loads(answers.readline())
             return answer
 
@@ -104,7 +111,9 @@ def configure(proxy: Host, commands: list[str]) -> None:
         ["root handle 7: fq limit 5000 flow_limit 50 quantum 3000 maxrate 40mbit"],
         ["root handle 7: sfq perturb 10 limit 100 quantum 3000"],
         ["root handle 7: codel limit 500 target 7ms interval 130ms ecn"],
+        ["root handle 7: codel target 128us interval 1001us ce_threshold 3ms"],
         ["root handle 7: pie limit 500 target 20ms tupdate 30ms ecn"],
+        ["root handle 7: pie target 15003us"],
         [
             "root handle 7: prio bands 4 priomap 3 2 1 0 3 2 1 0 3 2 1 0 3 2 1 0",
             "parent 7:2 handle 72: fq_codel limit 77",
@@ -120,6 +129,22 @@ def test_saved_qdisc_is_restored_with_everything_below_it(
     before = show(proxy)
     assert swap(tmp_path) == ["True", "[] []"]
     assert show(proxy) == before
+
+
+# 3 and 5 have the same hash, as have c and 1f: tc lists first which was added last.
+LEAVES = [
+    f"parent 1:{queue} handle {handle}: pfifo limit {queue}" for queue, handle in enumerate(("3", "5", "c", "1f"), 1)
+]
+
+
+@pytest.mark.parametrize("meanwhile", [[], [["ethtool", "-L", "many0", "tx", "2"]]], ids=["unchanged", "fewer"])
+def test_restored_queues_in_another_order_are_no_difference(
+    proxy: Host, swap: Swap, tmp_path: Path, meanwhile: list[list[str]]
+) -> None:
+    configure(proxy, [f"qdisc add dev many0 {qdisc}" for qdisc in ["root handle 1: mq", *LEAVES]])
+    before = show(proxy)
+    assert swap(tmp_path, *meanwhile) == ["True", "[] []"]
+    assert sorted(show(proxy).splitlines()) == sorted(before.splitlines())
 
 
 CLASSES = [

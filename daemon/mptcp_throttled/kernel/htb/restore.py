@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
-from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore, tree_of
+from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore, differences, request_for, tree_of
 from mptcp_throttled.kernel.interfaces import Interface, all_interfaces
 from mptcp_throttled.kernel.tc import Qdisc, TrafficControl
 from mptcp_throttled.vocabulary.class_ids import HANDLE
@@ -107,7 +107,7 @@ class QdiscRestore:
         try:
             for qdisc in qdiscs:
                 if qdisc not in present:
-                    self._tc.add_qdisc(interface, qdisc, replace=True)
+                    self._tc.add_qdisc(interface, request_for(qdisc), replace=True)
         except KernelError as error:
             if not self._force:
                 raise
@@ -117,9 +117,9 @@ class QdiscRestore:
             if self.dump().has_htb(interface):
                 self._tc.delete_root(interface)
             return
-        now = tree_of(self.dump().of(interface))
-        if now != tuple(qdiscs):
-            _log.warning("%s: restored qdiscs differ: saved %s, now %s", interface.name, qdiscs, now)
+        difference = differences(qdiscs, tree_of(self.dump().of(interface)))
+        if difference:
+            _log.warning("%s: restored qdiscs differ from the saved ones: %s", interface.name, difference)
 
     def _write(self, interface: Interface, saved: SavedQdiscs) -> None:
         what = f"record the root qdisc of {interface.name}"

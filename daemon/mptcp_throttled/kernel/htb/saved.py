@@ -11,16 +11,23 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
 from typing import Final
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.durable_file import write_atomically
+from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
 from mptcp_throttled.kernel.tc import Qdisc
 from mptcp_throttled.vocabulary.class_ids import MAJOR, format_handle
 
 _FORMAT_VERSION: Final = 1
+_MAX_NAMED: Final = 3
+_MICROSECONDS: Final = Struct("=I")
+_ROUNDED: Final = {"codel": (1024, {1, 3, 5}), "fq_codel": (1024, {1, 3, 7}), "pie": (64, {1})}
+"""Kinds that count times in units of so many nanoseconds (include/net/codel.h, include/net/pkt_sched.h); which options
+are such times: target, interval and ce_threshold (include/uapi/linux/pkt_sched.h)."""
 _FILE_NAME: Final = re.compile(r"original-qdisc-(\d+)\.json")
 
 
@@ -51,12 +58,59 @@ def _below(parent: Qdisc, qdiscs: Sequence[Qdisc]) -> Iterator[Qdisc]:
 def why_not_restorable(tree: Sequence[Qdisc]) -> str | None:
     """The first qdisc that cannot be restored exactly, and why; None if all can."""
     for qdisc in tree:
-        name = f"qdisc {qdisc.kind} {format_handle(qdisc.handle)}"
+        name = f"qdisc {_name(qdisc)}"
         if qdisc.kind not in RESTORABLE:
             return f"{name} is of a kind"
         if qdisc.has_size_table:
             return f"{name} has a size table"
     return None
+
+
+def request_for(saved: Qdisc) -> Qdisc:
+    """What to add, so that the kernel shows the saved qdisc.
+
+    Some kinds round a time down to their unit when they take it, and to a microsecond when they show it. What they show
+    would become a microsecond shorter with each restore.
+    """
+    if saved.kind not in _ROUNDED or saved.options is None:
+        return saved
+    unit, times = _ROUNDED[saved.kind]
+    options = attributes(saved.options)
+    for type_ in options.keys() & times:
+        (shown,) = _MICROSECONDS.unpack(options[type_])
+        options[type_] = _MICROSECONDS.pack(shown + bool(shown * 1000 % unit))
+    return saved._replace(options=b"".join(attribute(type_, payload) for type_, payload in options.items()))
+
+
+def differences(saved: Sequence[Qdisc], now: Sequence[Qdisc]) -> str:
+    """Which qdiscs are missing, added or different, at most a few of each; empty if none is.
+
+    The order means nothing: tc lists the qdiscs by a hash of their handles, the last one added first.
+    """
+    before, after = {qdisc.handle: qdisc for qdisc in saved}, {qdisc.handle: qdisc for qdisc in now}
+    qdiscs = {
+        "missing": [_name(qdisc) for qdisc in saved if qdisc.handle not in after],
+        "added": [_name(qdisc) for qdisc in now if qdisc.handle not in before],
+        "different": [
+            f"{_name(qdisc)} ({', '.join(changes)})"
+            for handle, qdisc in after.items()
+            if handle in before and (changes := _changed_fields(before[handle], qdisc))
+        ],
+    }
+    return "; ".join(f"{what} {_few(names)}" for what, names in qdiscs.items() if names)
+
+
+def _name(qdisc: Qdisc) -> str:
+    return f"{qdisc.kind} {format_handle(qdisc.handle)}"
+
+
+def _changed_fields(before: Qdisc, after: Qdisc) -> list[str]:
+    return [name for name, old, new in zip(Qdisc._fields, before, after, strict=True) if old != new]
+
+
+def _few(names: Sequence[str]) -> str:
+    rest = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 class SavedQdiscStore:
