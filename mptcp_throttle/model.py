@@ -223,6 +223,11 @@ class ClientPrefix:
         """The bits for an address of that IP version."""
         return self.ipv4 if address.version == 4 else self.ipv6
 
+    def first(self, address: Address) -> Address:
+        """The first address of the client that has this one."""
+        host_bits = address.max_prefixlen - self.bits(address)
+        return address if host_bits == 0 else type(address)(int(address) >> host_bits << host_bits)
+
 
 @dataclass(frozen=True, slots=True)
 class Health:

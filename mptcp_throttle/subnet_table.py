@@ -28,12 +28,15 @@ class SubnetTable(Generic[_T]):
             for version in (4, 6)
         }
 
-    def find(self, address: Address) -> _T | None:
-        """The value of the subnet with the longest prefix; None if no subnet contains the address."""
+    def find(self, address: Address, least_host_bits: int = 0) -> _T | None:
+        """The value of the subnet with the longest prefix; None if no subnet contains the address.
+
+        Only subnets with `least_host_bits` behind their prefix count.
+        """
         number = int(address)
         for host_bits, prefixes in self._by_host_bits[address.version]:
             prefix = number >> host_bits << host_bits
-            if prefix in prefixes:
+            if host_bits >= least_host_bits and prefix in prefixes:
                 return prefixes[prefix]
         return None
 

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,9 @@ from examples import ETHERNET, WIFI, cap, network
 from worlds import ManualClock
 
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.model import RateKind
+from mptcp_throttle.model import ClientPrefix, RateKind
 from mptcp_throttle.units import Rate
-from mptcp_throttled.control.operator_state import OperatorStore
+from mptcp_throttled.control.operator_state import MAX_CLIENTS, OperatorStore
 from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause
 
 FIVE = Rate.parse("5mbit")
@@ -29,6 +30,104 @@ def test_override_replaces_an_earlier_one_until_reset(tmp_path: Path) -> None:
     assert store.current().overrides == (cap("lte", FIVE), cap("ethernet", None))
     store.reset("ethernet")
     assert store.current().overrides == (cap("lte", FIVE),)
+
+
+def of_client(address: str, rate: Rate | None, end: float | None = None, name: str = "ethernet") -> Override:
+    return replace(cap(name, rate, end), client=ip_address(address))
+
+
+def test_rates_of_a_client_are_set_and_reset_apart_from_its_networks(tmp_path: Path) -> None:
+    store, client = open_store(tmp_path), ip_address("10.1.0.2")
+    store.set(cap("ethernet", FIVE))
+    store.set(of_client("10.1.0.2", FIVE))
+    store.set(of_client("10.1.0.2", None))
+    store.set(of_client("10.1.0.3", FIVE))
+    overrides = cap("ethernet", FIVE), of_client("10.1.0.2", None), of_client("10.1.0.3", FIVE)
+    assert open_store(tmp_path).current().overrides == store.current().overrides == overrides
+    store.reset("ethernet")
+    assert store.current().overrides == overrides[1:]
+    store.reset("ethernet", client)
+    assert open_store(tmp_path).current().overrides == store.current().overrides == overrides[2:]
+
+
+def test_addresses_of_one_prefix_have_one_override(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.set(of_client("fd00:1::2", FIVE))
+    store.set(of_client("fd00:1::3", None))
+    assert store.current().overrides == (of_client("fd00:1::3", None),)
+    store.reset("ethernet", ip_address("fd00:1::9"))
+    assert store.current() == OperatorState()
+
+
+def test_override_of_a_client_ends_by_itself_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    clock = ManualClock()
+    open_store(tmp_path, clock).set(of_client("10.1.0.2", None, 1100.0))
+    store = open_store(tmp_path, clock)
+    clock.now = 1099.9
+    assert store.current().overrides == (of_client("10.1.0.2", None, 1100.0),)
+    clock.now = 1100.0
+    assert open_store(tmp_path, clock).current() == store.current() == OperatorState()
+    assert "override of ethernet 10.1.0.2 cap expired" in caplog.messages
+
+
+def test_earlier_versions_find_no_override_of_a_client(tmp_path: Path) -> None:
+    open_store(tmp_path).set(of_client("10.1.0.2", None))
+    document = json.loads((tmp_path / "overrides.json").read_text())
+    assert (document["format"], document["overrides"]) == (1, [])
+    assert [item["client"] for item in document["client_overrides"]] == ["10.1.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (of_client("10.2.0.2", FIVE), "10.2.0.2: is in wifi; allowed: an address in ethernet"),
+        (of_client("192.0.2.1", FIVE), "192.0.2.1: is in no access network; allowed: an address in ethernet"),
+        (of_client("10.2.0.2", FIVE, name="wifi"), "wifi: is a most preferred network, where a cap never applies"),
+        (of_client("10.4.0.2", FIVE, name="dsl"), "dsl: no such access network; allowed: wifi, ethernet, lte"),
+        (
+            of_client("10.4.0.2", Rate.parse("9mbit"), name="lte"),
+            "lte 10.4.0.2: cap 9mbit would be more than limit 8mbit; allowed: up to it",
+        ),
+    ],
+)
+def test_override_of_a_client_must_fit_its_network(tmp_path: Path, override: Override, line: str) -> None:
+    store = open_store(tmp_path)
+    with pytest.raises(UserError) as refused:
+        store.set(override)
+    assert str(refused.value).startswith(line)
+    assert store.current() == OperatorState()
+
+
+def test_rate_of_a_network_must_fit_those_of_its_clients(tmp_path: Path) -> None:
+    store, wide = open_store(tmp_path), of_client("10.4.0.2", Rate.parse("7mbit"), name="lte")
+    store.set(wide)
+    with pytest.raises(UserError, match=r"lte 10\.4\.0\.2: cap 7mbit would be more than limit 6mbit"):
+        store.set(Override("lte", RateKind.LIMIT, Rate.parse("6mbit"), None))
+    assert store.current().overrides == (wide,)
+
+
+def test_number_of_clients_with_rates_of_their_own_is_bounded(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(MAX_CLIENTS):
+        store.set(of_client(f"10.1.0.{number + 1}", FIVE))
+    store.set(of_client("10.1.0.1", None))
+    store.set(cap("ethernet", FIVE))
+    with pytest.raises(UserError, match="too many clients with rates of their own; allowed: up to 100;"):
+        store.set(of_client("10.1.1.1", FIVE))
+    store.reset("ethernet", ip_address("10.1.0.7"))
+    store.set(of_client("10.1.1.1", FIVE))
+
+
+def test_override_of_a_client_that_has_moved_is_dropped_alone(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for address in ("10.1.0.2", "fd00:1::2"):
+        store.set(of_client(address, FIVE))
+    fewer = replace(ETHERNET, subnets=ETHERNET.subnets[1:], client_prefix=ClientPrefix(ipv6=128))
+    assert store.adopt((WIFI, fewer, LIMITED)) == (
+        "override of ethernet 10.1.0.2 cap dropped: 10.1.0.2: is in no access network; allowed: an address in ethernet",
+    )
+    assert store.current().overrides == (of_client("fd00:1::2", FIVE),)
 
 
 def test_resume_says_whether_there_was_a_pause(tmp_path: Path) -> None:
@@ -177,6 +276,8 @@ def test_file_of_format_1_is_read(tmp_path: Path) -> None:
         saved("8000000", "NaN"),
         saved("8000000", '"tomorrow"'),
         '{"format": 1, "overrides": [], "pause": true}',
+        '{"format": 1, "overrides": [], "client_overrides": [{"client": "10.1.0.2"}], "pause": null}',
+        saved("8000000", "null").replace('"overrides"', '"overrides": [], "client_overrides"'),
         '{"format": 1, "overrides": [], "pause": {"expires_at": NaN}}',
         '{"format": 1, "overrides": [], "pause": {"expires_at": 1700000000, "seconds_left": null}}',
     ],

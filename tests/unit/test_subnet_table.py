@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 from policy_oracle import decide_all
 
 from mptcp_throttle.linux import c_layout
-from mptcp_throttle.model import AccessNetwork, Address, Network, RateKind
+from mptcp_throttle.model import AccessNetwork, Address, ClientPrefix, Network, RateKind
 from mptcp_throttle.subnet_table import SubnetTable, network_table
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import program_layout
 from mptcp_throttled.kernel.networks_map import _network, pack_networks
 from mptcp_throttled.kernel.program_layout import mapped
+from mptcp_throttled.policy.client_networks import client_networks
+from mptcp_throttled.vocabulary.kernel_plan import payload_pace
+from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.terms import Term
 
 
 def network(name: str, *subnets: str, preference: int = 1) -> AccessNetwork:
@@ -83,6 +87,12 @@ def test_slow_is_below_four_times_the_largest_lower_cap() -> None:
     assert slow_rate(WIFI, ETHERNET.with_rates({RateKind.CAP: None})) == 0
 
 
+def test_cap_of_a_client_makes_no_path_of_others_slow() -> None:
+    client = replace(ETHERNET, subnets=(ip_network("10.1.0.2/32"),)).with_rates({RateKind.CAP: Rate.parse("100mbit")})
+    of_wifi = WIFI.subnets[0].network_address
+    assert found_in_the_map(of_wifi, (WIFI, ETHERNET, client)) == found_in_the_map(of_wifi, (WIFI, ETHERNET))
+
+
 def test_catch_all_caps_beside_a_preferred_network_inside_it() -> None:
     rest = replace(ETHERNET, name="rest", subnets=REST.subnets)
     wifi = replace(WIFI, subnets=DSL.subnets)
@@ -107,3 +117,27 @@ def test_table_finds_what_comparing_all_subnets_finds(subnets: list[Network], ar
     containing = [subnet for subnet in subnets if subnet.version == address.version and address in subnet]
     longest = max(containing, key=lambda subnet: subnet.prefixlen, default=None)
     assert SubnetTable((subnet, subnet) for subnet in subnets).find(address) == longest
+
+
+SEVERAL = st.lists(SUBNETS, unique=True, max_size=6)
+PREFIXES = st.builds(ClientPrefix, st.sampled_from([2, 4, 30, 31, 32]), st.sampled_from([2, 4, 126, 127, 128]))
+
+
+@given(SEVERAL, SEVERAL, SUBNETS, SEVERAL, PREFIXES)
+def test_map_has_the_pace_of_a_client_for_its_addresses_alone(
+    subnets: list[Network], of_wifi: list[Network], around: Network, looked_up: list[Network], prefix: ClientPrefix
+) -> None:
+    lte = replace(ETHERNET, name="lte", subnets=tuple(subnets), client_prefix=prefix)
+    networks = lte, replace(WIFI, subnets=tuple(set(of_wifi) - {*subnets}))
+    locate, client = Locator(networks), prefix.first(around.network_address)
+    cap, own = lte.rates[RateKind.CAP], Rate.parse("2mbit")
+    of_clients = client_networks(networks, {("lte", client): {RateKind.CAP: Term(own), RateKind.LIMIT: Term(None)}})
+    packed = (*networks, *of_clients)
+    for address in (subnet.network_address for subnet in (around, *subnets, *of_wifi, *looked_up)):
+        network = locate(address)
+        rate = None
+        if network is not None and network.name == "lte":
+            rate = own if locate.prefix(address) == client else cap
+        found = found_in_the_map(address, packed)
+        pace = c_layout.unpack(program_layout.Network, found).pace if found else 0
+        assert pace == (0 if rate is None else payload_pace(rate, 1))

@@ -1,8 +1,10 @@
 """The operator state: rates set by hand (overrides) and a pause. They survive restarts and may expire.
 
-The file in the state directory: `{"format": 1, "overrides": [...], "pause": null or {...}}`. An override is
-`{"network", "direction", "kind", "rate_bps", "expires_at", "seconds_left"}`: `direction` is `downlink` or `uplink`,
-`kind` is `cap` or `limit`, `rate_bps` null is unlimited, and the rest is as in `clock`, as is a pause.
+The file in the state directory: `{"format": 1, "overrides": [...], "client_overrides": [...], "pause": null or {...}}`.
+An override is `{"network", "direction", "kind", "rate_bps", "expires_at", "seconds_left"}`: `direction` is `downlink`
+or `uplink`, `kind` is `cap` or `limit`, `rate_bps` null is unlimited, and the rest is as in `clock`, as is a pause.
+That of a client has its address, too, as `client`. These are apart: earlier versions would take them for those of
+networks.
 """
 
 from __future__ import annotations
@@ -14,18 +16,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.model import AccessNetwork, Direction, RateKind
+from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.clock import Clock, Now, decode_end, encode_end
+from mptcp_throttled.vocabulary.locator import Locator
 from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause, is_over
 
 _log = logging.getLogger("mptcp-throttled")
 
 _FORMAT: Final = 1
 _TOLERANCE_SECONDS: Final = 1.0
+
+MAX_CLIENTS: Final = 100
+"""How many clients may have overrides."""
 
 
 class OperatorStore:
@@ -36,7 +43,6 @@ class OperatorStore:
         self._clock = clock
         self._written_at = Now.of(clock)
         self._state = self._load()
-        self._networks = networks
         self.adopt(networks)
 
     def current(self) -> OperatorState:
@@ -44,7 +50,7 @@ class OperatorStore:
         now = self._clock.monotonic()
         overrides = tuple(o for o in self._state.overrides if not is_over(o, now))
         for expired in set(self._state.overrides) - set(overrides):
-            _log.info("override of %s %s expired", expired.network, expired.kind)
+            _log.info("override of %s %s expired", expired.subject, expired.kind)
         pause = self._state.pause
         if pause is not None and is_over(pause, now):
             _log.info("pause expired")
@@ -54,10 +60,11 @@ class OperatorStore:
 
     def adopt(self, networks: Sequence[AccessNetwork]) -> tuple[str, ...]:
         """Use these access networks from now on; a line for every override that does not fit them and is dropped."""
-        self._networks = networks
+        self._networks, self._locate = networks, Locator(networks)
+        self._prefixes = {network.name: network.client_prefix for network in networks}
         before = self._state.overrides
-        objections = {override: objection(override, before, networks) for override in before}
-        dropped = tuple(f"override of {o.network} {o.kind} dropped: {why}" for o, why in objections.items() if why)
+        objections = {override: self._objection(override, before) for override in before}
+        dropped = tuple(f"override of {o.subject} {o.kind} dropped: {why}" for o, why in objections.items() if why)
         for line in dropped:
             _log.warning("%s", line)
         self._keep(replace(self._state, overrides=tuple(o for o, why in objections.items() if why is None)))
@@ -65,18 +72,34 @@ class OperatorStore:
 
     def set(self, override: Override) -> None:
         """Set an override in place of an earlier one. Raises UserError with what is allowed."""
-        kept = (o for o in self._state.overrides if (o.network, o.kind) != (override.network, override.kind))
+        target = self._target(override.network, override.client)
+        before = self._state.overrides
+        kept = [o for o in before if (o.kind, self._target(o.network, o.client)) != (override.kind, target)]
         overrides = (*kept, override)
-        problem = objection(override, overrides, self._networks)
-        if problem is not None:
-            raise UserError(problem)
+        # A rate of a network must fit those of its clients, too.
+        of_clients = [o for o in kept if o.client is not None and o.network == override.network]
+        each_once = {self._target(o.network, o.client): o for o in of_clients if override.client is None}
+        for concerned in (override, *each_once.values()):
+            problem = self._objection(concerned, overrides)
+            if problem is not None:
+                raise UserError(problem)
+        clients = {self._target(o.network, o.client) for o in overrides if o.client is not None}
+        if len(clients) > MAX_CLIENTS:
+            allowed = f"up to {MAX_CLIENTS}; reset-rate --client removes those of a client"
+            raise UserError(f"{override.subject}: too many clients with rates of their own; allowed: {allowed}")
         self._store(replace(self._state, overrides=overrides))
 
-    def reset(self, network: str) -> None:
-        """Return to the configured rates of a network. Raises UserError for an unknown one."""
+    def reset(self, network: str, client: Address | None = None) -> None:
+        """Return to the configured rates of a network, or to the network's rates of a client by one of its addresses.
+
+        Raises UserError for an unknown network, or an address that is not in it.
+        """
         if network not in [known.name for known in self._networks]:
             raise UserError(_no_such_network(network, self._networks))
-        overrides = tuple(o for o in self._state.overrides if o.network != network)
+        if client is not None and (problem := self._not_in_network(network, client)) is not None:
+            raise UserError(problem)
+        target = self._target(network, client)
+        overrides = tuple(o for o in self._state.overrides if self._target(o.network, o.client) != target)
         self._store(replace(self._state, overrides=overrides))
 
     def pause(self, pause: Pause | None) -> None:
@@ -89,11 +112,36 @@ class OperatorStore:
         self.pause(None)
         return was_paused
 
+    def _target(self, name: str, client: Address | None) -> tuple[str, Address | None]:
+        """Whose rates are set for this network and client: a client's, by its first address; None: the network's."""
+        prefix = self._prefixes.get(name)
+        return name, client if client is None or prefix is None else prefix.first(client)
+
+    def _objection(self, override: Override, overrides: Iterable[Override]) -> str | None:
+        """Why an override, one of `overrides`, does not fit the networks, in one line; None if it fits."""
+        target = self._target(override.network, override.client)
+        of_same = [o for o in overrides if self._target(o.network, o.client) in {target, (override.network, None)}]
+        problem = objection(override, of_same, self._networks)
+        if problem is None and override.client is not None:
+            return self._not_in_network(override.network, override.client)
+        return problem
+
+    def _not_in_network(self, network: str, client: Address) -> str | None:
+        """The error text for an address that is not in a network; None if it is."""
+        located = self._locate(client)
+        if located is not None and located.name == network:
+            return None
+        where = "no access network" if located is None else located.name
+        return f"{client}: is in {where}; allowed: an address in {network}"
+
     def _store(self, state: OperatorState) -> None:
         now = Now.of(self._clock)
         document = {
             "format": _FORMAT,
-            "overrides": [_encode_override(o, now) for o in state.overrides],
+            "overrides": [_encode_override(o, now) for o in state.overrides if o.client is None],
+            "client_overrides": [
+                {**_encode_override(o, now), "client": str(o.client)} for o in state.overrides if o.client is not None
+            ],
             "pause": None if state.pause is None else encode_end(state.pause.end, now),
         }
         try:
@@ -125,8 +173,12 @@ class OperatorStore:
             if document["format"] != _FORMAT:
                 raise ValueError(f"format {document['format']}")
             now, pause = self._written_at, document["pause"]
-            overrides = tuple(_decode_override(item, now) for item in document["overrides"])
-            return OperatorState(overrides, None if pause is None else Pause(decode_end(pause, now)))
+            of_networks = [_decode_override(item, now) for item in document["overrides"]]
+            of_clients = [
+                replace(_decode_override(item, now), client=parse_address(item["client"]))
+                for item in document.get("client_overrides", ())
+            ]
+            return OperatorState((*of_networks, *of_clients), None if pause is None else Pause(decode_end(pause, now)))
         except FileNotFoundError:
             return OperatorState()
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -135,18 +187,24 @@ class OperatorStore:
 
 
 def objection(override: Override, overrides: Iterable[Override], networks: Sequence[AccessNetwork]) -> str | None:
-    """Why an override, one of `overrides`, does not fit these networks, in one line; None if it fits."""
+    """Why an override does not fit these networks, in one line; None if it fits.
+
+    Of the `overrides`, those of clients are all of the client whose rate it sets, if it is a client's.
+    """
     network = next((network for network in networks if network.name == override.network), None)
     if network is None:
         return _no_such_network(override.network, networks)
     if override.kind.is_cap and network.preference == min(n.preference for n in networks):
         return f"{network.name}: is a most preferred network, where a cap never applies; allowed: --limit"
-    by_hand = {o.kind: o.rate for o in overrides if o.network == network.name}
+    present = [o for o in overrides if o.network == network.name]
+    by_hand = {o.kind: o.rate for o in present if o.client is None}
+    if override.client is not None:
+        by_hand |= {o.kind: o.rate for o in present if o.client is not None}
     rates = network.with_rates(by_hand).rates
     for kind, limit_kind in ((direction.cap, direction.limit) for direction in Direction):
         cap, limit = rates.get(kind), rates.get(limit_kind)
         if cap is not None and limit is not None and cap > limit:
-            return f"{network.name}: {kind} {cap} would be more than {limit_kind} {limit}; allowed: up to it"
+            return f"{override.subject}: {kind} {cap} would be more than {limit_kind} {limit}; allowed: up to it"
     return None
 
 

@@ -45,7 +45,8 @@ def haste(snapshot: Snapshot) -> Haste:
     """
     if snapshot.problem_of(FeatureName.PACING) is not None:
         return Haste()
-    has_only_caps = all(kind is RateKind.CAP for rates in snapshot.terms.rates.values() for kind in rates)
+    rates = (*snapshot.terms.rates.values(), *snapshot.terms.client_rates.values())
+    has_only_caps = all(kind is RateKind.CAP for kinds in rates for kind in kinds)
     is_steered = snapshot.problem_of(FeatureName.STEERING) is None
     return Haste(_BATCH_SECONDS, _LASTING_SECONDS if is_steered and has_only_caps else 0.0)
 

@@ -50,7 +50,9 @@ def pack_networks(networks: Sequence[AccessNetwork], *, steered: bool = False) -
     """The elements of the map `networks`, in which the longest prefix decides: struct prefix and struct network."""
     # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
     no_ipv4 = {_prefix(_IPV4): _NO_NETWORK}
-    of_networks = ((network.subnets, _network(network, networks, steered=steered)) for network in networks)
+    # A client with rates of its own comes later, under the same name. Its cap makes no path of other clients slow.
+    named = list({network.name: network for network in reversed(networks)}.values())
+    of_networks = ((network.subnets, _network(network, named, steered=steered)) for network in networks)
     return no_ipv4 | {_prefix(subnet): value for subnets, value in of_networks for subnet in subnets}
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Direction, Per, RateKind, Subflow
 from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.decision import Decision, Share, Verdict
 from mptcp_throttled.vocabulary.locator import Locator
-from mptcp_throttled.vocabulary.terms import PresentTerms
+from mptcp_throttled.vocabulary.terms import PresentTerms, Terms
 
 _CACHE_ENTRIES: Final = 65536
 _OTHER_PORT: Final = "opened by the proxy: throttled only with daemon.classifier: socket or nft"
@@ -25,6 +25,13 @@ _PAUSED: Final = "paused by the operator"
 _BACKUP_UPLINK: Final = "backup subflow: MP_PRIO would make it a regular one"
 _IN_CONTROL_GROUP: Final = "in the control group"
 _NO_NETWORK: Final = "address is in no access network"
+
+
+class _Own(NamedTuple):
+    """A client, by its first address, and the terms that it has of its own."""
+
+    client: Address
+    terms: Terms
 
 
 def decide(
@@ -41,8 +48,8 @@ def decide(
 
     No download of a connection in the `control_group` has a cap.
     `ports`: only subflows on these ports of the proxy can be throttled, but for their uplinks; None: all of them.
-    `client_of` gives the address, the first of a prefix, that stands for the client with an address. Of the `terms`,
-    only the kinds count that there is a rate of.
+    `client_of` gives the address, the first of a prefix, that stands for the client with an address. Of the `terms` of
+    networks, only the kinds count that there is a rate of. A client with terms of its own has a share of its own.
     """
     networks = [locate(subflow.ends.client.address) for subflow in connection.subflows]
     located = tuple(zip(connection.subflows, networks, strict=True))
@@ -52,19 +59,27 @@ def decide(
     is_control = control_group.has(connection.token)
     best = min(healthy, key=lambda network: network.preference, default=None)
 
+    def own_terms(subflow: Subflow, network: AccessNetwork) -> _Own | None:
+        if not terms.by_client:
+            return None
+        client = network.client_prefix.first(subflow.ends.client.address)
+        own = terms.by_client.get((network.name, client))
+        return None if own is None else _Own(client, own)
+
     def decision(subflow: Subflow, network: AccessNetwork | None) -> Decision:
         if network is None:
             free = _free(_NO_NETWORK)
             return Decision(connection.token, subflow, None, free, free)
         relieved_by = best.name if best is not None and best.preference < network.preference else None
         sick = _sick(live, network) if relieved_by is None else None
-        kinds, is_used = terms.rates[network.name], backups_used or not subflow.backup
+        is_used, own = backups_used or not subflow.backup, own_terms(subflow, network)
         downlink, uplink = (
             _verdict(
                 direction,
                 subflow,
                 network,
-                kinds,
+                terms.rates[network.name],
+                own if own is not None and direction.cap in own.terms else None,
                 relieved_by,
                 sick,
                 client_of,
@@ -105,6 +120,7 @@ def _verdict(
     subflow: Subflow,
     network: AccessNetwork,
     kinds: Container[RateKind],
+    own: _Own | None,
     relieved_by: str | None,
     sick: str | None,
     client_of: Callable[[Address], Address],
@@ -112,12 +128,14 @@ def _verdict(
     is_used: bool,
     is_control: bool,
 ) -> Verdict:
-    """What applies in one direction.
+    """What applies in one direction. `kinds` are those that the network has a rate of; `own` replaces them.
 
     `relieved_by` is the more preferred network on which the connection has a live and healthy path; `sick` is why
     another has none. `is_used`: MPTCP may send on the subflow; false for a backup beside regular subflows.
     `is_control`: no cap applies in this direction.
     """
+    if own is not None:
+        kinds = {kind for kind, term in own.terms.items() if term.rate is not None}
     has_cap, has_limit = direction.cap in kinds, direction.limit in kinds
     if subflow.backup and direction is Direction.UPLINK and (has_cap or has_limit):
         return _free(_BACKUP_UPLINK)
@@ -125,10 +143,14 @@ def _verdict(
     if is_capped and not is_control:
         kind, reason = direction.cap, f"{relieved_by} is live"
     elif has_limit:
-        kind, reason = direction.limit, "limit of the network"
+        kind, reason = direction.limit, "limit of the network" if own is None else "limit of the client"
     else:
-        return _free(_IN_CONTROL_GROUP if is_capped else _why_free(sick, has_cap=has_cap, is_used=is_used))
-    return _throttled(network.name, kind, _who(subflow, network, client_of), reason)
+        owner = "network" if own is None else "client"
+        why = _IN_CONTROL_GROUP if is_capped else _why_free(sick, owner, has_cap=has_cap, is_used=is_used)
+        return _free(why if own is None else _explained(why, own, direction))
+    if own is None:
+        return _throttled(network.name, kind, _who(subflow, network, client_of), reason)
+    return _throttled(network.name, kind, str(own.client), _explained(reason, own, direction), own.client)
 
 
 # With tens of thousands of subflows, equal values as one object save memory.
@@ -138,13 +160,19 @@ def _free(reason: str) -> Verdict:
 
 
 @lru_cache(_CACHE_ENTRIES)
-def _throttled(network: str, kind: RateKind, who: str, reason: str) -> Verdict:
-    return Verdict(Share(network, kind, who), reason)
+def _throttled(network: str, kind: RateKind, who: str, reason: str, client: Address | None = None) -> Verdict:
+    return Verdict(Share(network, kind, who, client), reason)
 
 
-def _why_free(sick: str | None, *, has_cap: bool, is_used: bool) -> str:
+def _explained(reason: str, own: _Own, direction: Direction) -> str:
+    """The reason, and why the client has these terms."""
+    whys = ((kind.word, own.terms[kind].reason) for kind in (direction.cap, direction.limit))
+    return "; ".join([reason, *(f"{word}: {why}" for word, why in whys if why is not None)])
+
+
+def _why_free(sick: str | None, owner: str, *, has_cap: bool, is_used: bool) -> str:
     if not has_cap:
-        return "network has no cap"
+        return f"{owner} has no cap"
     if not is_used:
         return "backup subflow, which MPTCP does not use now"
     return sick or "no live subflow on a more preferred network"

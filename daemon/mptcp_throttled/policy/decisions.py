@@ -55,8 +55,9 @@ class DecisionTable:
     ) -> Previous:
         """Use these inputs of `decide` from now on; any decision may have changed."""
         before, self._ports = self._ports, ports
-        is_same = paused == self._paused and (terms is self._terms or terms.kinds == self._terms.kinds)
-        self._terms, self._paused = terms, paused
+        terms_before, self._terms = self._terms, terms
+        is_same = paused == self._paused and (terms is terms_before or terms.kinds == terms_before.kinds)
+        self._paused = paused
         if self._networks != tuple(networks):
             self._use(networks)
             self._clients.change((), self._links(self.connections.values()))
@@ -64,16 +65,15 @@ class DecisionTable:
         if not is_same:
             self._renamed.clear()
             return self._decide(self.connections)
-        if before == ports:
-            return {}
-        same = ports or before or frozenset()
-        return self._decide(
-            [
+        tokens = {token for client in _changed(terms_before, terms) for token in self._users.get(client, ())}
+        if before != ports:
+            same = ports or before or frozenset()
+            tokens.update(
                 token
                 for token, connection in self.connections.items()
                 if not all(subflow.ends.proxy.port in same for subflow in connection.subflows)
-            ]
-        )
+            )
+        return self._decide(tokens)
 
     @property
     def complete(self) -> bool:
@@ -152,3 +152,11 @@ class DecisionTable:
 
     def _prefixes(self, connection: Connection) -> set[Address]:
         return {self._locate.prefix(subflow.ends.client.address) for subflow in connection.subflows}
+
+
+def _changed(before: PresentTerms, after: PresentTerms) -> set[Address]:
+    """The first addresses of clients that have other terms of their own, or that have them no more."""
+    if before is after:
+        return set()
+    old, new = before.by_client, after.by_client
+    return {key[1] for key in old.keys() | new.keys() if old.get(key) != new.get(key)}

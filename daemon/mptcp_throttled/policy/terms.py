@@ -8,7 +8,8 @@ To add a rule, such as a schedule or a budget:
    no fact changes: the loop computes all terms again then. Without a `next_change` a rule must depend on facts alone.
 3. Name it in `RULES`. A later rule sees what earlier ones made of the rates; `override` is last, since what is set by
    hand replaces everything.
-4. If the rule is configured, add its keys to `NetworkFile` (`config/schema.py`), a field to `AccessNetwork`
+4. If the terms of single clients may differ from their network's, let `_named` name these clients.
+5. If the rule is configured, add its keys to `NetworkFile` (`config/schema.py`), a field to `AccessNetwork`
    (`model.py`) that `config/load.py` fills, and a comment to the shipped network file. If it looks at anything else,
    such as traffic, add that to `Facts`.
 
@@ -20,20 +21,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.model import AccessNetwork, Address, Direction
+from mptcp_throttled.policy.client_networks import client_networks
 from mptcp_throttled.policy.rules import override
-from mptcp_throttled.vocabulary.terms import Facts, PresentTerms, RuleInput, Term, Terms
+from mptcp_throttled.vocabulary.terms import ClientKey, Facts, PresentTerms, RuleInput, Term, Terms
 
 Rule = Callable[[Terms, RuleInput], Terms]
 
 RULES: Final[tuple[Rule, ...]] = (override.apply,)
 
+_UNLIMITED: Final = Term(None)
 
-_ANY_CLIENT: Final = ""
 
-
-def terms(network: AccessNetwork, client: str, now: float, facts: Facts) -> Terms:
-    """The terms of a client of a network at `now` (monotonic seconds)."""
+def terms(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> Terms:
+    """The terms of a client of a network, by its first address, None being any, at `now` (monotonic seconds)."""
     given = RuleInput(network, client, now, facts)
     present: Terms = {kind: Term(rate) for kind, rate in network.rates.items()}
     for rule in RULES:
@@ -42,13 +43,38 @@ def terms(network: AccessNetwork, client: str, now: float, facts: Facts) -> Term
 
 
 def terms_of(networks: Iterable[AccessNetwork], now: float, facts: Facts) -> PresentTerms:
-    """The terms of all networks; no rule so far tells the clients of a network apart."""
-    return PresentTerms({network.name: terms(network, _ANY_CLIENT, now, facts) for network in networks})
+    """The terms of all networks, and of the clients whose terms differ from their network's."""
+    by_network: dict[str, Terms] = {}
+    by_client: dict[ClientKey, Terms] = {}
+    for network in networks:
+        of_network = by_network[network.name] = terms(network, None, now, facts)
+        for client in _named(network, facts):
+            own = _own(terms(network, client, now, facts), of_network)
+            if own:
+                by_client[network.name, client] = own
+    return PresentTerms(by_network, by_client)
+
+
+def _named(network: AccessNetwork, facts: Facts) -> dict[Address, None]:
+    """The first addresses of the clients of a network whose terms may differ from the network's."""
+    addresses = (o.client for o in facts.overrides if o.network == network.name)
+    return dict.fromkeys(network.client_prefix.first(address) for address in addresses if address is not None)
+
+
+def _own(of_client: Terms, of_network: Terms) -> Terms:
+    """Of each direction in which a client's terms differ from its network's, both kinds: a limit bounds its cap."""
+    return {
+        kind: of_client.get(kind, _UNLIMITED)
+        for kinds in ((direction.cap, direction.limit) for direction in Direction)
+        if any(of_client.get(kind) != of_network.get(kind) for kind in kinds)
+        for kind in kinds
+    }
 
 
 class CurrentTerms:
     """The terms of the `configured` networks, as the same values until they change: readers compare identities, since
-    to compare thousands of subnets takes long. `effective` are the networks with the rates of the terms."""
+    to compare thousands of subnets takes long. `effective` are the networks with the rates of the terms, and behind
+    them each client with terms of its own, as a network."""
 
     def __init__(self) -> None:
         self.configured: tuple[AccessNetwork, ...] = ()
@@ -69,10 +95,11 @@ class CurrentTerms:
         terms = terms_of(configured, now, facts)
         if terms != self.terms:
             self.terms = terms
-        effective = tuple(
+        networks = tuple(
             network.with_rates({kind: term.rate for kind, term in terms.by_network[network.name].items()})
             for network in configured
         )
+        effective = (*networks, *client_networks(networks, terms.by_client))
         if effective != self.effective:
             self.effective = effective
         return self.terms

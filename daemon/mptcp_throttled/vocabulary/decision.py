@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mptcp_throttle.model import Direction, RateKind, Subflow, Token
+from mptcp_throttle.model import Address, Direction, RateKind, Subflow, Token
 from mptcp_throttle.units import Rate
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """The subflows that share one rate: those of a network (`who` empty), of a client (its address or prefix), or a
-    single one (its four-tuple)."""
+    single one (its four-tuple).
+
+    `client` is the first address of a client with terms of its own, whose share this is; None: it is another share.
+    """
 
     network: str
     kind: RateKind
     who: str
+    client: Address | None = None
 
 
 @dataclass(frozen=True, slots=True)

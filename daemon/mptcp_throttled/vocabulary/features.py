@@ -15,6 +15,7 @@ from mptcp_throttle.model import AccessNetwork
 class Situation:
     """What features follow: the access networks with their present rates, none when the daemon ends.
 
+    Behind them, each client with rates of its own is a network of the same name, whose subnets are longer prefixes.
     `paused`: by the operator. `throttling`: subflows may be throttled now. `linger` and `interval`
     (`daemon.reconcile_interval`) are in seconds.
     """

@@ -21,10 +21,7 @@ class Locator:
     def prefix(self, address: Address) -> Address:
         """The first address of the prefix that its network gives to one client; in no network, the address itself."""
         network = self(address)
-        if network is None:
-            return address
-        host_bits = address.max_prefixlen - network.client_prefix.bits(address)
-        return address if host_bits == 0 else type(address)(int(address) >> host_bits << host_bits)
+        return address if network is None else network.client_prefix.first(address)
 
     def __call__(self, address: Address) -> AccessNetwork | None:
         """The network; None if the address is in none."""

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mptcp_throttle.model import RateKind
+from mptcp_throttle.model import Address, RateKind
 from mptcp_throttle.units import Rate
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """`rate` None is unlimited; `end`, in monotonic seconds, None is until reset."""
+    """`rate` None is unlimited; `end`, in monotonic seconds, None is until reset.
+
+    `client` is an address of the client whose rate is set; None: the network's is.
+    """
 
     network: str
     kind: RateKind
     rate: Rate | None
     end: float | None
+    client: Address | None = None
+
+    @property
+    def subject(self) -> str:
+        """Whose rate is set, in words."""
+        return self.network if self.client is None else f"{self.network} {self.client}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mptcp_throttle.model import AccessNetwork, RateKind
+from mptcp_throttle.model import AccessNetwork, Address, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.decision import Share, Throttle, Verdict
 from mptcp_throttled.vocabulary.operator import Override
@@ -28,31 +28,38 @@ class Term:
 Terms = Mapping[RateKind, Term]
 """The terms of a network. A kind that is absent is unlimited."""
 
+ClientKey = tuple[str, Address]
+"""A client: the name of its access network, and its first address there."""
+
 
 @dataclass(frozen=True, slots=True)
 class PresentTerms:
     """The terms of all access networks at one moment.
 
-    `rates` has the rates that there are, by network. `next_change` is when the first term changes by itself, in
-    monotonic seconds; None: never.
+    `by_client` has those of clients whose terms differ from their network's: of each direction in which they do, both
+    kinds. `rates` and `client_rates` have the rates that there are. `next_change` is when the first term changes by
+    itself, in monotonic seconds; None: never.
     """
 
     by_network: Mapping[str, Terms] = field(default_factory=dict)
+    by_client: Mapping[ClientKey, Terms] = field(default_factory=dict)
     rates: Mapping[str, Mapping[RateKind, Rate]] = field(init=False, compare=False)
+    client_rates: Mapping[ClientKey, Mapping[RateKind, Rate]] = field(init=False, compare=False)
     next_change: float | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        rates = {
-            name: {kind: term.rate for kind, term in terms.items() if term.rate is not None}
-            for name, terms in self.by_network.items()
-        }
-        changes = [term.next_change for terms in self.by_network.values() for term in terms.values()]
-        object.__setattr__(self, "rates", rates)
+        all_terms = (*self.by_network.values(), *self.by_client.values())
+        changes = [term.next_change for terms in all_terms for term in terms.values()]
+        object.__setattr__(self, "rates", {name: _rates(terms) for name, terms in self.by_network.items()})
+        object.__setattr__(self, "client_rates", {key: _rates(terms) for key, terms in self.by_client.items()})
         object.__setattr__(self, "next_change", min((at for at in changes if at is not None), default=None))
 
     def rate(self, share: Share) -> Rate | None:
         """The one rate of a share; None if it has none any more. A limit bounds the cap of its direction."""
-        rates = self.rates.get(share.network, {})
+        if share.client is None:
+            rates = self.rates.get(share.network, {})
+        else:
+            rates = self.client_rates.get((share.network, share.client), {})
         rate = rates.get(share.kind)
         return None if rate is None else min(rate, rates.get(share.kind.direction.limit, rate))
 
@@ -64,8 +71,12 @@ class PresentTerms:
 
     @property
     def kinds(self) -> dict[str, Set[RateKind]]:
-        """By network, the kinds that there is a rate of: decisions depend on nothing else of the terms."""
+        """By network, the kinds that there is a rate of: decisions depend on nothing else of a network's terms."""
         return {name: rates.keys() for name, rates in self.rates.items()}
+
+
+def _rates(terms: Terms) -> dict[RateKind, Rate]:
+    return {kind: term.rate for kind, term in terms.items() if term.rate is not None}
 
 
 class Facts(NamedTuple):
@@ -75,9 +86,10 @@ class Facts(NamedTuple):
 
 
 class RuleInput(NamedTuple):
-    """Whose terms are asked for, and when: of a client of a network, "" being any; at `now`, in monotonic seconds."""
+    """Whose terms are asked for, and when: of a client of a network, by its first address, None being any; at `now`,
+    in monotonic seconds."""
 
     network: AccessNetwork
-    client: str
+    client: Address | None
     now: float
     facts: Facts

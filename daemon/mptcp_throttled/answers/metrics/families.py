@@ -129,7 +129,7 @@ def _rate_families(snapshot: Snapshot) -> Iterator[Metric]:
             for kind, rate in snapshot.terms.rates[network.name].items()
         ],
     )
-    overridden = {override.network for override in snapshot.operator.overrides}
+    overridden = {override.network for override in snapshot.operator.overrides if override.client is None}
     yield _gauge(
         "overridden",
         "Whether a rate of the access network was set by hand.",
