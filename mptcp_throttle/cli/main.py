@@ -91,18 +91,24 @@ def parser() -> argparse.ArgumentParser:
     set_rate = add("set-rate", _set_rate, "override a rate of an access network, for running transfers too")
     set_rate.add_argument("network", metavar="NETWORK", help=_NETWORK_HELP)
     set_rate.add_argument("rate", type=argument(_rate), metavar="RATE", help=f"{RATE_SYNTAX}; or unlimited")
+    _add_client(set_rate, "override the rate of one client only")
     set_rate.add_argument("--limit", action="store_true", help="override the limit instead of the cap")
     set_rate.add_argument("--uplink", action="store_true", help="override the rate of what clients send")
     _add_duration(set_rate, "reset-rate")
-    show_reset = _command("reset_rate", tables.show_network, "network")
+    show_reset = _command("reset_rate", tables.show_network, "network", "client")
     reset_rate = add("reset-rate", show_reset, "remove the overrides of an access network")
     reset_rate.add_argument("network", metavar="NETWORK", help=_NETWORK_HELP)
+    _add_client(reset_rate, "remove the overrides of one client instead")
     pause = _command("pause", tables.show_pause, "seconds")
     _add_duration(add("pause", pause, "free all subflows until `resume`"), "resume")
     add("resume", _command("resume", tables.show_resume), "end a pause")
     add("reload", _reload, "apply changed configuration files")
     setup_arguments.add_to(add("setup", _setup, setup_arguments.HELP))
     return made
+
+
+def _add_client(command: argparse.ArgumentParser, text: str) -> None:
+    command.add_argument("--client", metavar="ADDRESS", help=f"{text}, by its address in that network")
 
 
 def _add_duration(command: argparse.ArgumentParser, ended_by: str) -> None:
@@ -171,7 +177,7 @@ def _history(options: argparse.Namespace) -> None:
 def _set_rate(options: argparse.Namespace) -> None:
     direction, kind = "uplink" if options.uplink else "downlink", "limit" if options.limit else "cap"
     rate = None if options.rate is None else str(options.rate)
-    answer = _call(options, "set_rate", options.network, direction, kind, rate, options.seconds)
+    answer = _call(options, "set_rate", options.network, direction, kind, rate, options.seconds, options.client)
     _print(options, answer, tables.show_network)
 
 

@@ -155,10 +155,12 @@ def show_network(data: Json) -> None:
 
 
 def _show_networks(console: Console, networks: Json) -> None:
-    uplinks = [rate for network in networks for rate in network["rates"][_UPLINK].values()]
+    clients = [(network["name"], client) for network in networks for client in network["client_rates"]]
+    statuses = [*networks, *(client for _, client in clients)]
+    uplinks = [rate for status in statuses for rate in status["rates"][_UPLINK].values()]
     has_uplinks = any(rate["rate"] or rate["configured"] for rate in uplinks)
     rates = [(direction, kind) for direction, kind in _RATES if has_uplinks or direction != _UPLINK]
-    names = (f"{direction} {kind}" if direction == _UPLINK else kind for direction, kind in rates)
+    names = [f"{direction} {kind}" if direction == _UPLINK else kind for direction, kind in rates]
     flows = ("subflows", "throttled", "sends", "receives", "sent throttled", "held back")
     table = Table("network", "preference", *names, "per", *flows, "subnets", box=None)
     for network in networks:
@@ -176,6 +178,12 @@ def _show_networks(console: Console, networks: Json) -> None:
             _subnets(network["subnets"], network["subnet_count"]),
         )
     console.print(table)
+    if clients:
+        of_clients = Table("client", "network", *names, box=None)
+        for name, client in clients:
+            present = (_rate(client["rates"][direction][kind]) for direction, kind in rates)
+            of_clients.add_row(Text(client["client"]), name, *present)
+        console.print(of_clients)
 
 
 def _subnets(subnets: list[str], count: int) -> str:

@@ -12,7 +12,8 @@
 | | `decisions(number)` | the latest decisions that have changed something |
 | | `history(name, seconds)` | what an access network or a client has carried, by second, minute or hour |
 | | `plan()` | the kernel operations that the present decisions lead to |
-| | `set_rate(network, direction, kind, rate, seconds)`, `reset_rate(network)` | the network's status, once applied |
+| | `set_rate(network, direction, kind, rate, seconds, client)` | the network's status, once applied |
+| | `reset_rate(network, client)` | the same |
 | | `pause(seconds)`, `resume()` | `{pause}`, null or `{expires_at, seconds_left}`, once applied |
 | | `reload()` | `{changes, dropped_overrides, problems, valid}`; with problems nothing has changed |
 

@@ -55,6 +55,7 @@ MALFORMED: Final = (
     request("set_rate", {}, [], {}, float("nan"), float("inf")),
     request("set_rate", "ethernet", "downlink", "cap", "1mbit", 10**400),
     request("set_rate", "ethernet", "downlink", "cap", "x" * 50_000, None),
+    request("set_rate", "ethernet", "downlink", "cap", "1mbit", None, "x" * 50_000),
     request("reset_rate", [[1]] * 1000),
     request("changes", None, "x", "y"),
     request("changes", "epoch", 0, float("nan")),

@@ -57,6 +57,8 @@ COMMANDS: Final = {
     "check-config": ["check-config"],
     "set-rate": ["set-rate", "ethernet", "2mbit", "--for", "5m"],
     "reset-rate": ["reset-rate", "ethernet"],
+    "set-rate --client": ["set-rate", "--client", "10.1.0.1", "ethernet", "2mbit"],
+    "reset-rate --client": ["reset-rate", "--client", "10.1.0.1", "ethernet"],
     "pause": ["pause", "--for", "5m"],
     "resume": ["resume"],
     "reload": ["reload"],
@@ -262,7 +264,7 @@ def test_each_object_has_the_keys_and_types_that_are_described(documents: Mappin
     comparison = Comparison()
     for name, document in documents.items():
         found = {key: value for key, value in document.items() if key != "format"}
-        heading = {"set-rate": "network", "reset-rate": "network"}.get(name, name)
+        heading = "network" if name.startswith(("set-rate", "reset-rate")) else name
         comparison.of_object(with_complete_networks(found) if name == "top" else found, (heading, ""))
     of_counters(comparison)
     assert comparison.seen == {(heading, path) for heading, paths in KEYS.items() for path in paths}

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from types import MappingProxyType
 
 import pytest
-from examples import ETHERNET
+from examples import ETHERNET, cap
 from policy_oracle import as_configured
 
 from mptcp_throttle.cli import tables
 from mptcp_throttle.rpc import Json
+from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.answers.status import network_statuses
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
+from mptcp_throttled.policy.terms import terms_of
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.terms import Facts
 from mptcp_throttled.vocabulary.traffic import Traffic
 
 
@@ -53,3 +56,19 @@ def test_status_says_what_a_network_was_sent_throttled_and_held_back(capsys: pyt
     head, row = capsys.readouterr().out.splitlines()
     for column, value in (("sent throttled", "1.25 MB"), ("held back", "3.2 s")):
         assert row[head.index(column) :].startswith(value)
+
+
+def test_status_lists_clients_with_rates_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    override = replace(cap("ethernet", Rate.parse("5mbit"), 1060.0), client=ip_address("fd00:1::2"))
+    snapshot = Snapshot(networks=(ETHERNET,), terms=terms_of([ETHERNET], 1000.0, Facts((override,))))
+    (answer,) = network_statuses(View(snapshot, Enforcement(), {}, Now(1000.0, 1.7e9)), SubflowCounts())
+    (client,) = answer["client_rates"]
+    present = client["rates"]["downlink"]["cap"]
+    assert (client["client"], present["rate"], present["configured"]) == ("fd00:1::", "5mbit", "1mbit")
+    assert (present["reason"], present["seconds_left"]) == ("by hand for this client", 60.0)
+    assert answer["rates"]["downlink"]["cap"]["reason"] is None
+    tables.show_network(answer)
+    *_, head, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["client", "network", "cap", "limit"]
+    assert row.split()[:3] == ["fd00:1::", "ethernet", "5mbit"]
+    assert "(by hand for this client, for 60 s; configured 1mbit)" in row

@@ -1,6 +1,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from ipaddress import ip_address
 
 import pytest
 from examples import ETHERNET, WIFI, cap, network
@@ -98,6 +99,8 @@ def test_set_rate_arguments_become_an_override() -> None:
     assert requested_override("lte", "downlink", "limit", None, None, 1000.0) == Override(
         "lte", RateKind.LIMIT, None, None
     )
+    of_client = requested_override("lte", "downlink", "cap", "5mbit", 60, 1000.0, "10.4.0.2")
+    assert of_client == replace(cap("lte", FIVE, 1060.0), client=ip_address("10.4.0.2"))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +113,10 @@ def test_set_rate_arguments_become_an_override() -> None:
         ("rate", "fast", "rate: 'fast': is not a rate; allowed: a number with bit, kbit"),
         ("rate", 5, "rate: 5: is not text; allowed: a number with bit, kbit"),
         ("rate", int("9" * 400), f"rate: {'9' * 57}...: is not text; allowed: a number with bit"),
+        ("client", 5, "client: 5: is not text; allowed: an address; or null"),
+        ("client", "phone", "client: 'phone': is not an address; allowed: such as 10.1.0.2 or fd00:1::2"),
+        ("client", "10.4.0.0/24", "client: '10.4.0.0/24': is not an address; allowed: "),
+        ("client", "fe80::1%eth0", "client: 'fe80::1%eth0': has a zone (%eth0), and packets never have one; allowed: "),
         *(
             ("seconds", value, f"seconds: {value!r}: allowed: a number above 0, up to 315360000; or null")
             for value in (-5, 0, 315360001, math.nan, math.inf, True, "5", [5])

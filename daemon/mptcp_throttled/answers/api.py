@@ -29,6 +29,7 @@ from mptcp_throttled.control.requests import (
     SetPause,
     SetRate,
     T,
+    requested_client,
     requested_end,
     requested_override,
 )
@@ -138,18 +139,27 @@ class Api:
             "applied": applied == (plan if is_paced else replace(plan, paces=applied.paces)),
         }
 
-    def set_rate(self, network: str, direction: str, kind: str, rate: str | None, seconds: float | None) -> Json:
+    def set_rate(
+        self,
+        network: str,
+        direction: str,
+        kind: str,
+        rate: str | None,
+        seconds: float | None,
+        client: str | None = None,
+    ) -> Json:
         """Override a network's cap or limit; `rate` null is unlimited, `seconds` null is until reset.
 
-        `direction` is `downlink` or `uplink`, `kind` is `cap` or `limit`. Answers with the network's status.
+        `direction` is `downlink` or `uplink`, `kind` is `cap` or `limit`. With `client`, an address, the rate is that
+        of one client. Answers with the network's status.
         """
-        override = requested_override(network, direction, kind, rate, seconds, time.monotonic())
+        override = requested_override(network, direction, kind, rate, seconds, time.monotonic(), client)
         self._change(SetRate(override))
         return self._network(network)
 
-    def reset_rate(self, network: str) -> Json:
-        """Return to the configured rates of a network; answers as `set_rate`."""
-        self._change(ResetRates(network))
+    def reset_rate(self, network: str, client: str | None = None) -> Json:
+        """Return to the configured rates of a network, or of a client to its network's; answers as `set_rate`."""
+        self._change(ResetRates(network, requested_client(client)))
         return self._network(network)
 
     def pause(self, seconds: float | None) -> Json:

@@ -72,6 +72,7 @@ def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], confi
 def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
     """The access networks in the answer to `status`."""
     sent, received = view.enforcement.network_rates, view.enforcement.received_network_rates
+    terms = view.snapshot.terms
     return [
         {
             "name": network.name,
@@ -80,7 +81,15 @@ def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
             "preference": network.preference,
             "per": network.per,
             "client_prefix": asdict(network.client_prefix),
-            "rates": describe_rates(network.rates, view.snapshot.terms.by_network[network.name], view.now),
+            "rates": describe_rates(network.rates, terms.by_network[network.name], view.now),
+            "client_rates": [
+                {
+                    "client": str(client),
+                    "rates": describe_rates(network.rates, {**terms.by_network[name], **own}, view.now),
+                }
+                for (name, client), own in terms.by_client.items()
+                if name == network.name
+            ],
             "subflows": counts.live(network.name),
             "throttled_subflows": counts.throttled(network.name),
             "sent_bps": round(8 * sent.get(network.name, 0.0)),

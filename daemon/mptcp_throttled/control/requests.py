@@ -10,8 +10,9 @@ from typing import Any, Generic, TypeVar
 from mptcp_throttle import logs
 from mptcp_throttle.config.changes import Change
 from mptcp_throttle.config.schema import Config
+from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.errors import ConfigError, UserError, shown
-from mptcp_throttle.model import Direction, RateKind
+from mptcp_throttle.model import Address, Direction, RateKind
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
 from mptcp_throttled.control.operator_state import OperatorStore
@@ -34,9 +35,10 @@ class SetRate(Request[None]):
 
 @dataclass(frozen=True, slots=True)
 class ResetRates(Request[None]):
-    """Return to the configured rates of a network."""
+    """Return to the configured rates of a network, or to the network's rates of one of its clients."""
 
     network: str
+    client: Address | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ class Reload(Request[Reloaded]):
     loaded: Config | ConfigError
 
 
-def requested_override(network: Json, direction: Json, kind: Json, rate: Json, seconds: Json, now: float) -> Override:
+def requested_override(
+    network: Json, direction: Json, kind: Json, rate: Json, seconds: Json, now: float, client: Json = None
+) -> Override:
     """The override that `set_rate` asks for, `now` being in monotonic seconds.
 
     Raises UserError naming the argument, its value and what is allowed.
@@ -84,7 +88,23 @@ def requested_override(network: Json, direction: Json, kind: Json, rate: Json, s
         parsed = None if rate is None else Rate.parse(rate)
     except ValueError as error:
         raise UserError(f"rate: {shown(rate)}: {error}; or null, which is unlimited") from error
-    return Override(network, RateKind.of(direction, kind), parsed, requested_end(seconds, now))
+    end, of_client = requested_end(seconds, now), requested_client(client)
+    return Override(network, RateKind.of(direction, kind), parsed, end, of_client)
+
+
+def requested_client(client: Json) -> Address | None:
+    """The address of the client that a request is about; None: it is about the network.
+
+    Raises UserError with what is allowed.
+    """
+    if client is None:
+        return None
+    if not isinstance(client, str):
+        raise UserError(f"client: {shown(client)}: is not text; allowed: an address; or null")
+    try:
+        return parse_address(client)
+    except ValueError as error:
+        raise UserError(f"client: {shown(client)}: {error}") from error
 
 
 def requested_end(seconds: Json, now: float) -> float | None:
@@ -106,8 +126,8 @@ def carry_out(request: Request[T], operator: OperatorStore, running: RunningConf
     match request:
         case SetRate(override):
             operator.set(override)
-        case ResetRates(network):
-            operator.reset(network)
+        case ResetRates(network, client):
+            operator.reset(network, client)
         case SetPause(pause):
             operator.pause(pause)
         case Resume():
