@@ -30,6 +30,7 @@ _FIGURES: Final = (
 )
 """What the control group is compared by: name, key, and unit."""
 
+_DAY_SECONDS: Final = 86400
 _LEVELS: Final = {"ok": "green", "note": "yellow", "unknown": "yellow", "problem": "red"}
 
 
@@ -241,6 +242,10 @@ def show_connections(data: Json) -> None:
                 "-" if latency is None else f"{latency:.1f} ms",
                 _reason(subflow),
             )
+        since = connection["one_path_since"]
+        if since is not None:
+            hint = f"one path since {_moment(since)}: the client must open a new subflow"
+            table.add_row(*[""] * (len(table.columns) - 1), hint)
     console = output_console()
     if data["connections"]:
         console.print(table)
@@ -248,6 +253,12 @@ def show_connections(data: Json) -> None:
         console.print("no MPTCP connections")
     else:
         console.print(f"no connection is known: the sniffer does not answer: {data['sniffer_problem']}", markup=False)
+
+
+def _moment(at: float) -> str:
+    """A past time, in seconds since the epoch: hours and minutes, with the date where these are ambiguous."""
+    form = "%H:%M" if time.time() - at < _DAY_SECONDS else "%Y-%m-%d %H:%M"
+    return time.strftime(form, time.localtime(at))
 
 
 def show_history(data: Json) -> None:

@@ -82,6 +82,34 @@ def test_cap_is_lifted_while_wifi_loses_everything_in_silence(world: ProxyWorld)
     world.wait_capped()
 
 
+def test_lost_path_is_shown_until_the_client_opens_a_subflow(own_world: ProxyWorld) -> None:
+    client, services = own_world.lab.client, own_world.services
+
+    def one_path_since() -> float | None:
+        (connection,) = services.cli_json("connections")["connections"]
+        since: float | None = connection["one_path_since"]
+        return since
+
+    own_world.begin_capped()
+    address, _, identifier, *_ = client.run("ip", "mptcp", "endpoint").stdout.split()
+    assert one_path_since() is None
+    removed = time.time()
+    client.ip([f"mptcp endpoint delete id {identifier}"])
+    eventually(lambda: len(services.subflows()) == 1, "Wi-Fi lost")
+    lost = time.time()
+    eventually(lambda: one_path_since() is not None, "the hint shown", within=60)
+    assert time.time() - removed >= 30
+    since = one_path_since()
+    assert since is not None
+    assert removed <= since <= lost
+    moment = time.strftime("%H:%M", time.localtime(since))
+    assert f"one path since {moment}: the client must open a new subflow" in services.cli("connections").stdout
+    client.ip([f"mptcp endpoint add {address} dev {WIFI.interface} id {identifier} subflow"])
+    own_world.wait_capped()
+    assert one_path_since() is None
+    assert "one path" not in services.cli("connections").stdout
+
+
 def test_backup_path_justifies_no_cap() -> None:
     with proxy_world(Topology(clients=(ClientSpec(wifi="backup"),))) as world:
         download = world.download()

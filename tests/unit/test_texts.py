@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from examples import connection, subflow
-from loops import snapshot_of
+from loops import LoopOnModels, snapshot_of
 
 from mptcp_throttle.cli import tables
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import Token
+from mptcp_throttle.rpc import Json
 from mptcp_throttled.accounting.control_group import ComparedGroups, GroupSums
 from mptcp_throttled.answers.status import connections, status
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
@@ -45,6 +47,33 @@ def test_connections_are_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
     snapshot = snapshot_of(tmp_path, connection(1, subflow("10.1.0.1"), subflow("10.2.0.1")))
     tables.show_connections(connections(View(snapshot, Enforcement(), {}, NOW)))
     assert "10.1.0.1 40000" in capsys.readouterr().out
+
+
+def test_connection_that_has_lost_a_path_says_so_after_30_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = LoopOnModels(tmp_path)
+    lone, joined = subflow("10.1.0.1"), subflow("10.2.0.1")
+    running.show(connection(1, lone, joined))
+    lost = running.clock.time()
+    running.show(connection(1, lone))
+
+    def answer(after: float) -> Json:
+        running.clock.now += after
+        return connections(View(running.loop.snapshot, Enforcement(), {}, Now.of(running.clock)))
+
+    (early,) = answer(29)["connections"]
+    assert early["one_path_since"] is None
+    late = answer(1)
+    assert late["connections"][0]["one_path_since"] == lost
+    for since, form in ((lost, "%Y-%m-%d %H:%M"), (time.time() - 60, "%H:%M")):
+        late["connections"][0]["one_path_since"] = since
+        tables.show_connections(late)
+        moment = time.strftime(form, time.localtime(since))
+        assert f" one path since {moment}: the client must open a new subflow" in capsys.readouterr().out
+    running.show(connection(1, lone, joined))
+    tables.show_connections(answer(60))
+    assert "one path" not in capsys.readouterr().out
 
 
 def shown_status(groups: ComparedGroups | None, capsys: pytest.CaptureFixture[str]) -> str:

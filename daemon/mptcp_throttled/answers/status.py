@@ -26,6 +26,8 @@ from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.terms import Term, Terms
 
 _MAX_LINES: Final = 20
+# A client that changes its network, with association and DHCP, has opened a subflow by then.
+_ONE_PATH_SECONDS: Final = 30.0
 
 
 def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], config: Json) -> Json:
@@ -165,11 +167,18 @@ def connections(view: View) -> Json:
             {
                 "token": format_token(token),
                 "version": connection.version,
+                "one_path_since": _one_path_since(token, view),
                 "subflows": [describe_subflow(decision, view) for decision in snapshot.decisions[token]],
             }
             for token, connection in oldest_first
         ],
     }
+
+
+def _one_path_since(token: Token, view: View) -> float | None:
+    """Since when, in seconds since the epoch; None also while that may be a change of networks."""
+    since = view.snapshot.one_path_since.get(token)
+    return None if since is None or view.now.monotonic - since < _ONE_PATH_SECONDS else view.now.in_epoch(since)
 
 
 def describe_subflow(decision: Decision, view: View) -> Json:

@@ -24,6 +24,7 @@ from mptcp_throttled.enforcing.uplinks import UplinkKernel, UplinkReconciler
 from mptcp_throttled.plan.planner import PlanDelta, Planner
 from mptcp_throttled.plan.shares import PlanSettings
 from mptcp_throttled.policy.decisions import DecisionTable
+from mptcp_throttled.policy.one_path import update_one_path
 from mptcp_throttled.policy.terms import CurrentTerms
 from mptcp_throttled.reporting import eventlog, instruments
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
@@ -212,6 +213,7 @@ class Loop:
             uplinks=self._uplinks.applied,
             policed=self._uplinks.policed,
             features={name: feature.state for name, feature in self._features.items()},
+            one_path_since=update_one_path(before.one_path_since, previous, decisions, now),
         )
         with suppress(KernelError):
             self._note_closed(self._kernel.closed_subflows())

@@ -57,6 +57,7 @@ class Snapshot:
 
     `networks` are as configured; their present rates are in the `terms`. `classifier` is the one in use. `uplinks` are
     those that are throttled in the kernel; of `policed`, what exceeds the rate is dropped. `features` are by name.
+    `one_path_since`: since when (monotonic seconds) connections that had several access networks have had one only.
     """
 
     sniffer: SnifferState = field(default_factory=SnifferState)
@@ -73,6 +74,7 @@ class Snapshot:
     uplinks: Map[FourTuple, Throttle] = field(default_factory=Map)
     policed: frozenset[FourTuple] = frozenset()
     features: Mapping[str, FeatureState] = field(default_factory=dict)
+    one_path_since: Map[Token, float] = field(default_factory=Map)
 
     def all_decisions(self) -> Iterator[Decision]:
         """The decisions for all subflows."""
