@@ -41,7 +41,7 @@ def _exposition() -> Exposition:
     rates = dict.fromkeys(RateKind, Term(Rate(8_000)))
     terms = PresentTerms({network.name: rates for network in config.networks})
     view = View(Snapshot(networks=config.networks, terms=terms), Enforcement(), {}, Now(0.0, 0.0), ComparedGroups(0.01))
-    sniffer = {"dropped": 0, "counters": {}}
+    sniffer = {"dropped": 0, "counters": {}, "kernel_view": {"unlisted": None}}
     running = RunningConfig(config, 0.0)
     return Exposition(MetricFamilies(running, lambda: view, lambda: sniffer, lambda: [ClientSums("10.1.0.1", 0, 0, 0)]))
 

@@ -57,6 +57,9 @@ def show_status(data: Json) -> None:
     )
     if data["capture"] is not None:
         console.print(_capture(data["capture"]))
+        unlisted = data["capture"]["kernel_view"].get("unlisted")  # missing while an earlier version runs
+        if unlisted is not None:
+            console.print(f"error: {unlisted}", style="red", markup=False)
     if daemon["pause"] is not None:
         console.print(_pause(daemon["pause"]))
     for problem in daemon["config"]["problems"]:

@@ -46,6 +46,7 @@ from mptcp_throttle.systemd_unit import SERVICES, read_unit
 
 SOCKET_GROUP: Final = "mptcp-throttle"
 _PROCESSES: Final = Path("/proc")
+_LISTENING: Final = "0A"  # TCP_LISTEN, as /proc/net/tcp prints it
 _SOCKET_LINK: Final = re.compile(r"socket:\[(\d+)\]")
 _ENABLED: Final = Path("/proc/sys/net/mptcp/enabled")
 _TYPE_INFORMATION: Final = Path("/sys/kernel/btf/vmlinux")
@@ -195,6 +196,14 @@ def _translations(saved: Mapping[str, str], own: Collection[Address]) -> Iterato
             yield from saved_translations(rules, program, own)
 
 
+def read_translations() -> tuple[Translation, ...]:
+    """The rules that send connections from other hosts elsewhere. Raises KernelError."""
+    with netlink_call("ip address"), IPRoute() as ip:
+        interfaces = list(_interfaces(ip, list(ip.get_links())))
+    own = {address for interface in interfaces for address in interface.addresses}
+    return tuple(_translations(dict(_saved_rules()), own))
+
+
 def _squid() -> SquidFacts | None:
     try:
         lines = list(read_lines(CONFIGURATION))
@@ -212,11 +221,49 @@ def _read_listeners() -> tuple[Listener, ...]:
     return tuple(sorted(listeners, key=lambda listener: (listener.port, listener.address.version, listener.address)))
 
 
+def listeners_elsewhere(ports: Collection[int]) -> list[tuple[int, Owner | None]]:
+    """Of these ports, those on which processes of other network namespaces listen, with these processes.
+
+    Only root sees all namespaces.
+    """
+    listening = dict(_listening_elsewhere(ports)) if ports else {}
+    owners = dict(_owners(_PROCESSES, listening))
+    return sorted(((port, owners.get(inode)) for inode, port in listening.items()), key=lambda each: each[0])
+
+
+def _listening_elsewhere(ports: Collection[int]) -> Iterator[tuple[int, int]]:
+    """The inodes of their sockets, and the ports (Documentation/networking/proc_net_tcp.rst)."""
+    seen = {_network_of(_PROCESSES / "self"), None}
+    for directory in _directories(_PROCESSES):
+        network = _network_of(directory)
+        if network not in seen:
+            seen.add(network)
+            for file in (directory / "net/tcp", directory / "net/tcp6"):
+                with suppress(OSError):
+                    for line in file.read_text(encoding="ascii").splitlines()[1:]:
+                        _, local, _, state, _, _, _, _, _, inode, *_ = line.split()
+                        port = int(local.rpartition(":")[2], 16)
+                        if state == _LISTENING and port in ports:
+                            yield int(inode), port
+
+
+def _network_of(directory: Path) -> int | None:
+    """The inode of a process's network namespace; None if it has ended meanwhile, or may not be read."""
+    try:
+        return (directory / "ns/net").stat().st_ino
+    except OSError:
+        return None
+
+
+def _directories(processes: Path) -> list[Path]:
+    """Those of all processes, by process id."""
+    return sorted((path for path in processes.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
+
+
 def _owners(processes: Path, inodes: Collection[int]) -> Iterator[tuple[int, Owner]]:
     """The owner of each socket. If several processes share a socket, the first of them has usually opened it."""
     left = set(inodes)
-    directories = (path for path in processes.iterdir() if path.name.isdecimal())
-    for directory in sorted(directories, key=lambda path: int(path.name)):
+    for directory in _directories(processes):
         if not left:
             return
         here = left & set(_socket_inodes(directory / "fd"))

@@ -96,6 +96,11 @@ class Translation(NamedTuple):
     address: str | None
     port: int | None
 
+    @property
+    def target(self) -> str:
+        """Where it sends them, and the chain that does."""
+        return f"{self.address or 'this host'}, port {self.port or 'as before'} (chain {self.chain})"
+
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:

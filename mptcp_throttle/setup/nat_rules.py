@@ -103,6 +103,12 @@ def _foreign(address: str, own: Collection[Address]) -> str | None:
         return address
 
 
+def led_away(translation: Translation, ports: Iterable[int]) -> list[int]:
+    """Of these ports, those whose connections a rule sends to another host or port."""
+    concerned = (port for port in ports if any(port in each for each in translation.ports))
+    return [port for port in concerned if translation.address is not None or translation.port not in {None, port}]
+
+
 def nft_translations(ruleset: Json, own: Collection[Address]) -> Iterator[Translation]:
     """From what `nft -j list ruleset` prints."""
     for (family, table), items in nft_tables(ruleset).items():

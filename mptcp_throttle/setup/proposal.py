@@ -20,6 +20,7 @@ from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.qdisc_kinds import is_own, kind_in_the_way
 from mptcp_throttle.setup.choices import choose_interfaces, choose_ports, listed, unchosen_with_mptcp, why_ports
 from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener, Mptcp, Translation
+from mptcp_throttle.setup.nat_rules import led_away
 from mptcp_throttle.setup.server_drop_in import DropIn
 from mptcp_throttle.systemd_unit import SERVICES
 
@@ -189,19 +190,20 @@ def _port_notes(facts: HostFacts, ports: Collection[int], plain: Collection[List
 
 def _translation_notes(translations: Iterable[Translation], ports: Collection[int]) -> Iterator[str]:
     """Of address translation that the proposed ports concern."""
-    for chain, translated, address, new in translations:
-        to = f"{address or 'this host'}, port {new or 'as before'} (chain {chain})"
-        concerned = [port for port in ports if any(port in each for each in translated)]
-        led_away = [port for port in concerned if address is not None or new not in {None, port}]
-        if led_away:
+    for translation in translations:
+        new, away = translation.port, led_away(translation, ports)
+        if away:
             yield (
-                f"connections to port {listed(map(str, led_away))} are sent to {to}: they do not end at the proposed"
-                " port, and are not throttled"
+                f"connections to port {listed(map(str, away))} are sent to {translation.target}: they do not end at the"
+                " proposed port, and are not throttled"
             )
-        if address is None and new is not None and new in ports:
-            sources = [each for each in translated if each != range(new, new + 1)]
+        if translation.address is None and new is not None and new in ports:
+            sources = [each for each in translation.ports if each != range(new, new + 1)]
             if sources:
-                yield f"connections to port {_ranges(sources)} are sent to {to}: their uploads are not throttled"
+                yield (
+                    f"connections to port {_ranges(sources)} are sent to {translation.target}: their uploads are not"
+                    " throttled"
+                )
 
 
 def _ranges(ports: Iterable[range]) -> str:

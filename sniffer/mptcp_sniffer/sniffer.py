@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from ipaddress import ip_address
 from typing import Final
 
 from mptcp_sniffer.capture import Capture, CapturedFrame, Captures, InterfaceAbsent, InterfaceLost
@@ -15,12 +16,12 @@ from mptcp_sniffer.kernel_events import KernelEvent
 from mptcp_sniffer.kernel_list import KernelList
 from mptcp_sniffer.kernel_reader import KernelReader
 from mptcp_sniffer.publish import PublishedTable
-from mptcp_sniffer.segment import Malformed, Segment
+from mptcp_sniffer.segment import Malformed, PackedEndpoint, Segment
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle import systemd
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.logs import about
-from mptcp_throttle.model import format_token
+from mptcp_throttle.model import Endpoint, format_token
 from mptcp_throttle.rpc import Json, RpcServer, peer_uid
 from mptcp_throttle.systemd import Watchdog
 
@@ -31,6 +32,8 @@ _GATHER_SECONDS: Final = 0.2
 # How long frames do not gather after a JOIN to a connection that readers know: its subflow needs a class.
 _JOIN_SECONDS: Final = 1.0
 _REOPEN_SECONDS: Final = 1.0
+_UNLISTED_AGAIN_SECONDS: Final = 3600.0
+_MOST_NAMED: Final = 3
 _ROOT: Final = 0
 
 
@@ -50,6 +53,7 @@ class Sniffer:
         self._captured_before: set[str] = set()
         self._started_at = time.monotonic()
         self._dropped_before = 0
+        self._unlisted_due = 0.0
         self._tracking = threading.Lock()
         self._events: list[Event] = []
         self._watchdog = Watchdog()
@@ -64,6 +68,7 @@ class Sniffer:
         self._begin_tracking()
 
     def _begin_tracking(self) -> None:
+        self._unlisted: str | None = None
         settings = self._config.sniffer
         bounds = Bounds(settings.max_connections, settings.max_half_open)
         steered = self._config.daemon.steering
@@ -116,7 +121,7 @@ class Sniffer:
             **self._table.position(),
             **self._tracker.sizes(),
             "counters": dict(self._tracker.counters),
-            "kernel_view": self._kernel_reader.status(),
+            "kernel_view": {**self._kernel_reader.status(), "unlisted": self._unlisted},
         }
 
     def _changes(self, epoch: str, revision: int, timeout: float, patience: float = 0.0) -> Json:
@@ -194,7 +199,7 @@ class Sniffer:
         self._reopen_due = time.monotonic() + _REOPEN_SECONDS
         if self._captures.captured and self._config.sniffer.kernel_view and self._kernel_reader.available:
             _log.error("capture on %s lost (%s): ends of subflows there come from the kernel list", lost.name, lost.why)
-            self._kernel_reader.request()
+            self._note_missed_frames()
             return
         _log.error("capture on %s lost (%s): the table is cleared, so no subflow stays throttled", lost.name, lost.why)
         with self._tracking:
@@ -207,14 +212,28 @@ class Sniffer:
             _log.warning(
                 "capture cannot keep up: %d frames dropped, %d in total", dropped - self._dropped_before, dropped
             )
-            self._kernel_reader.request()
+            self._note_missed_frames()
         self._dropped_before = dropped
         with self._track() as tracker:
             if kernel_list is not None and self._captures.captured:
                 tracker.kernel_confirms = True
                 self._publish(tracker.apply_kernel_list(kernel_list))
+                self._tell_unlisted(tracker.unlisted.endpoints)
             idle_seconds = None if self._config.sniffer.kernel_view else self._config.sniffer.idle_expiry
             self._publish(tracker.expire(time.monotonic(), idle_seconds))
+
+    def _note_missed_frames(self) -> None:
+        with self._tracking:
+            self._tracker.unlisted.distrust(time.monotonic())
+        self._kernel_reader.request()
+
+    def _tell_unlisted(self, endpoints: Sequence[PackedEndpoint]) -> None:
+        unlisted = self._unlisted
+        self._unlisted = _unlisted_text(endpoints) if endpoints else None
+        now = time.monotonic()
+        if unlisted is None and self._unlisted is not None and now >= self._unlisted_due:
+            self._unlisted_due = now + _UNLISTED_AGAIN_SECONDS
+            _log.error("%s", self._unlisted)
 
     def _apply_kernel_event(self, event: KernelEvent) -> None:
         with self._track() as tracker:
@@ -228,6 +247,15 @@ class Sniffer:
         for event in self._events:
             _log_event(event)
         self._events.clear()
+
+
+def _unlisted_text(endpoints: Sequence[PackedEndpoint]) -> str:
+    named = ", ".join(str(Endpoint(ip_address(address), port)) for address, port in endpoints[:_MOST_NAMED])
+    rest = f" and {len(endpoints) - _MOST_NAMED} more" if len(endpoints) > _MOST_NAMED else ""
+    return (
+        f"connections to {named}{rest} are proved on the wire, not in this kernel:"
+        " do connections end in a container or behind address translation?"
+    )
 
 
 def _log_event(event: Event) -> None:

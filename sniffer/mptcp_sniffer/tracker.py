@@ -31,6 +31,7 @@ from mptcp_sniffer.options import (
     without_appended_priority,
 )
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
+from mptcp_sniffer.unlisted import Unlisted
 from mptcp_throttle.model import Connection, FourTuple, Subflow, Token, Trust
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class _LiveSubflow:
     kernel list only. `established_at` is when it came into the table, `idle_since` the time of its
     last captured segment. `closed_by_kernel`: when it said so; it may still send what was queued before.
     `backup_claimed`: the client was seen to ask for a backup. `backup_withdrawn`: then for a regular subflow, which the
-    kernel has not confirmed."""
+    kernel has not confirmed. `explained`: it was in the kernel list, or a segment says why it is not."""
 
     ends: FourTuple
     opened_at: float
@@ -93,6 +94,7 @@ class _LiveSubflow:
     backup_by_proxy: bool = False
     stalled: bool = False
     closed_by_kernel: float | None = None
+    explained: bool = False
 
     @property
     def backup(self) -> bool:
@@ -121,7 +123,7 @@ class Tracker:
     for each event. `kernel_confirms`: the kernel list can be read. `expects_other_ports`: the list must have the
     subflows on all ports, since the proxy has opened some itself, or may have. `steered`: the daemon may tell the
     kernel that a subflow is a backup (daemon.steering), so that the kernel is believed only where the client was seen
-    to ask for it.
+    to ask for it. `unlisted`: where connections end that are not in this kernel.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class Tracker:
         self._opened_by_proxy_at = -math.inf
         self._unconfirmed = False
         self._joining: set[Token] = set()
+        self.unlisted = Unlisted(bounds.half_open)
         self.kernel_confirms = False
         self.expects_other_ports = True
 
@@ -205,6 +208,8 @@ class Tracker:
             if ends.client.port in self._ports:
                 self.counters["wrong_direction"] += 1
             return
+        if segment.flags & (Flag.SYN | Flag.FIN | Flag.RST):
+            self._explain(ends)
         if segment.flags & Flag.SYN and not segment.flags & (Flag.FIN | Flag.RST):
             if by_client and not segment.flags & Flag.ACK:
                 handshake = self._handshakes.on_syn(ends, segment, options, at)
@@ -219,6 +224,13 @@ class Tracker:
             yield from self._apply_options(ends, options, at, by_client=by_client)
         if segment.flags & (Flag.FIN | Flag.RST):
             yield from self._on_fin_or_rst(ends, segment, options, at, by_client=by_client)
+
+    def _explain(self, ends: Ends) -> None:
+        """A segment of these ends says why the kernel list lacks their subflow: ended, or its third ACK refused."""
+        entry = self._by_ends.get(ends)
+        if entry is not None:
+            entry.subflows[ends].explained = True
+        self.unlisted.remove(ends)
 
     def _seems_by_proxy(self, segment: Segment) -> bool:
         """By its ports; if both are the proxy's, by its flags or by what is known of its four-tuple."""
@@ -294,7 +306,7 @@ class Tracker:
             listed, live = known.subflows[joined.ends], _live(joined, at)
             if known.token == joined.token and listed.start in (None, joined.start):
                 # It was in the kernel list before its frames were captured.
-                live.closed_by_kernel = listed.closed_by_kernel
+                live.closed_by_kernel, live.explained = listed.closed_by_kernel, listed.explained
                 known.subflows[joined.ends] = live
                 yield known.token
                 return
@@ -522,6 +534,7 @@ class Tracker:
         for ends, entry in tuple(self._by_ends.items()):
             listed = kernel_list.subflows.get(ends)
             if listed is None and self._is_settled(entry.subflows[ends], kernel_list.at):
+                self._note_unlisted(entry, ends, kernel_list.at)
                 self.counters["closed_by_kernel"] += 1
                 yield self._close(ends, kernel_list.at, "not in the kernel list")
             elif listed is not None and listed.token != entry.token:
@@ -540,6 +553,18 @@ class Tracker:
             if self._entry(listed.token) is not None:
                 self.expects_other_ports = True
                 yield from self._apply_listed(ends, listed, kernel_list.at)
+        self.unlisted.judge(kernel_list.at, self._known_since(kernel_list))
+
+    def _note_unlisted(self, entry: _Tracked, ends: Ends, at: float) -> None:
+        live = entry.subflows[ends]
+        if entry.keys is not None and not live.explained and live.closed_by_kernel is None:
+            self.unlisted.add(ends, live.established_at, at)
+
+    def _known_since(self, kernel_list: KernelList) -> Iterator[tuple[PackedEndpoint, float]]:
+        for ends in kernel_list.subflows:
+            entry = self._by_ends.get(ends)
+            if entry is not None:
+                yield ends.proxy, entry.subflows[ends].established_at
 
     def _apply_listed(self, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
         entry = self._by_ends.get(ends)
@@ -554,6 +579,7 @@ class Tracker:
 
     def _update_listed(self, entry: _Tracked, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
         live = entry.subflows[ends]
+        live.explained = True
         if listed.closing and live.closed_by_kernel is None:
             yield from self._note_closing(entry, ends, at)
         elif not listed.closing and live.closed_by_kernel is not None and live.closed_by_kernel < at:
@@ -597,7 +623,7 @@ class Tracker:
         else:
             live = _live(joined, at)
         self._apply_listed_backup(live, listed)
-        live.stalled = listed.stalled
+        live.stalled, live.explained = listed.stalled, True
         self.counters["learned_from_kernel"] += 1
         self._add(entry, ends, live, at, "in the kernel list")
         yield token

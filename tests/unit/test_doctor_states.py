@@ -31,6 +31,7 @@ from mptcp_throttle.findings import Check, Finding, Host
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
 from mptcp_throttle.model import BackEnd, ClassifierKind, RateKind
 from mptcp_throttle.rpc import Json
+from mptcp_throttle.setup.host_facts import Translation
 from mptcp_throttle.systemd_unit import Unit
 from mptcp_throttle.units import Rate
 
@@ -171,6 +172,31 @@ def listener_without_mptcp(host: Examined, is_well: bool) -> None:
 
 def listener_on_another_host(host: Examined, is_well: bool) -> None:
     no_listener(host, is_well=False)
+    host.configure("sniffer", kernel_view=not is_well)
+
+
+def with_rule_and_listeners(host: Examined, address: str | None, *elsewhere: int) -> None:
+    no_listener(host, is_well=False)
+    rule = Translation("DOCKER of table nat (iptables-legacy)", (range(8080, 8081),), address, 3128)
+    listening = [(port, None) for port in elsewhere]
+    host.reads(os, geteuid=lambda: 0)
+    host.reads(
+        proxy_checks,
+        read_translations=lambda: [] if address is None else [rule],
+        listeners_elsewhere=lambda ports: [each for each in listening if each[0] in ports],
+    )
+
+
+def rule_that_leads_to_a_container(host: Examined, is_well: bool) -> None:
+    with_rule_and_listeners(host, None if is_well else "172.17.0.2", 3128)
+
+
+def proxy_in_a_container(host: Examined, is_well: bool) -> None:
+    with_rule_and_listeners(host, None, 3128 if is_well else 8080)
+
+
+def proxy_in_a_container_of_another_host(host: Examined, is_well: bool) -> None:
+    proxy_in_a_container(host, is_well=False)
     host.configure("sniffer", kernel_view=not is_well)
 
 
@@ -329,6 +355,10 @@ def kernel_list_not_wanted(host: Examined, is_well: bool) -> None:
     host.sniffer(kernel_view={"enabled": not is_well, "problem": "EPERM"})
 
 
+def connections_not_in_this_kernel(host: Examined, is_well: bool) -> None:
+    host.sniffer(kernel_view={"enabled": True, "problem": None, "unlisted": None if is_well else "proved on the wire"})
+
+
 def daemon_that_does_not_answer(host: Examined, is_well: bool) -> None:
     if is_well:
         host.daemon()
@@ -394,6 +424,11 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
     kernel_checks.unsent_data: (much_unsent_data, large_pieces),
     proxy_checks.interface: (missing_interface,),
     proxy_checks.listeners: (no_listener, listener_without_mptcp, listener_on_another_host),
+    proxy_checks.ends: (
+        rule_that_leads_to_a_container,
+        proxy_in_a_container,
+        proxy_in_a_container_of_another_host,
+    ),
     proxy_checks.routes: (routes_through_another_interface,),
     kernel_checks.root_qdiscs: (qdisc_that_cannot_be_restored, qdisc_that_may_be_replaced, qdisc_of_a_switch),
     proxy_checks.access: (squid_that_serves_this_host_alone,),
@@ -409,6 +444,7 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
         dropped_frames,
         kernel_list_refused,
         kernel_list_not_wanted,
+        connections_not_in_this_kernel,
     ),
     service_checks.daemon: (
         daemon_that_does_not_answer,

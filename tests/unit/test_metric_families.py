@@ -47,7 +47,7 @@ GROUPS: Final = ComparedGroups(
     GroupSums().plus(EndedConnection(Token(1), is_control=False, seconds=1.0, sent=10, sent_with_cap=4)),
     GroupSums().plus(EndedConnection(Token(2), is_control=True, seconds=1.0, sent=9, sent_with_cap=8)),
 )
-SNIFFER: Final = {"dropped": 3, "counters": {"connections_not_tracked": 4}}
+SNIFFER: Final = {"dropped": 3, "counters": {"connections_not_tracked": 4}, "kernel_view": {"unlisted": "a problem"}}
 Values = dict[tuple[str, ...], float]
 
 
@@ -139,6 +139,9 @@ def test_sniffer_counters_are_absent_while_it_does_not_answer(tmp_path: Path) ->
 
     assert Metrics(tmp_path).values("capture_dropped_packets_total") == {(): 3}
     assert Metrics(tmp_path).values("table_full_total") == {("connections",): 4, ("half_open",): 0}
+    assert Metrics(tmp_path).values("connections_elsewhere") == {(): 1}
+    fine = {**SNIFFER, "kernel_view": {"unlisted": None}}
+    assert Metrics(tmp_path, sniffer=lambda: fine).values("connections_elsewhere") == {(): 0}
     assert Metrics(tmp_path, sniffer=refuse).values("capture_dropped_packets_total") == {}
 
 

@@ -20,6 +20,7 @@ CHECKS: Final[tuple[Check, ...]] = (  # in the order in which they are shown
     kernel_checks.unsent_data,
     proxy_checks.interface,
     proxy_checks.listeners,
+    proxy_checks.ends,
     proxy_checks.routes,
     kernel_checks.root_qdiscs,
     proxy_checks.access,

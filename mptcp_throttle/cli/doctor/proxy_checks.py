@@ -19,10 +19,18 @@ from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.model import AccessNetwork, Address, Direction, Network
 from mptcp_throttle.programs import output_of
+from mptcp_throttle.setup.choices import listed
+from mptcp_throttle.setup.collect_facts import listeners_elsewhere, read_translations
+from mptcp_throttle.setup.nat_rules import led_away
 from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_hosts
 from mptcp_throttle.subnet_table import SubnetTable, network_table
 
 _INTERFACES: Final = Path("/sys/class/net")
+_ENDS: Final = "ends of connections"
+HERE: Final = (
+    "let the proxy use the network of this host (Docker: `--network host`), without rules that translate its ports"
+)
+"""What to do about connections that end elsewhere."""
 _KEYS: Final = "proxy.interface or proxy.interfaces"
 # A look-up takes about a millisecond.
 _MOST_CLIENTS: Final = 1000
@@ -61,6 +69,26 @@ def _listens(protocol: str, port: int) -> bool:
     if shown is None:
         raise UserError("ss: not found; it is part of iproute2", os.EX_UNAVAILABLE)
     return bool(shown.strip())
+
+
+@of_the_proxy(_ENDS)
+def ends(host: Host) -> list[Finding]:
+    """Whether connections to the proxy's ports end in this network namespace, as far as rules and listeners show."""
+    if os.geteuid() != 0:
+        return [Finding(_ENDS, unchecked="only root may list the rules of iptables and nftables")]
+    try:
+        rules = [(rule, led_away(rule, host.config.proxy.ports)) for rule in read_translations()]
+    except KernelError as error:
+        return [Finding(_ENDS, unchecked=str(error))]
+    leading = [(rule, ports) for rule, ports in rules if ports]
+    targets = {rule.port for rule, _ in leading if rule.address is not None and rule.port is not None}
+    absent = {port for port in host.config.proxy.ports if not _listens("-t", port)}
+    problems = [f"connections to port {listed(map(str, ports))} are sent to {rule.target}" for rule, ports in leading]
+    problems += [
+        f"{'an unknown process' if owner is None else owner} listens on port {port} in another network namespace"
+        for port, owner in listeners_elsewhere(targets | absent)
+    ]
+    return or_ok(_ENDS, (Finding(_ENDS, problem, HERE, harm=False) for problem in dict.fromkeys(problems)))
 
 
 class _Destination(NamedTuple):

@@ -218,6 +218,11 @@ def _sniffer_families(status: Json) -> Iterator[Metric]:
     counters = status["counters"]
     dropped = [((), status["dropped"])]
     yield _counter("capture_dropped_packets", "Packets that the capture of the sniffer has dropped.", (), dropped)
+    yield _value(
+        "connections_elsewhere",
+        "Whether connections on the wire are not in this kernel, and so never throttled, as `status` says.",
+        status["kernel_view"].get("unlisted") is not None,  # missing while an earlier version runs
+    )
     full = {"connections": "connections_not_tracked", "half_open": "handshakes_forgotten"}
     yield _counter(
         "table_full",
