@@ -245,6 +245,8 @@ class RawClient:
                 answer = subflow.receive()
                 if answer is not None and answer.flags & Flag.SYN:
                     return answer
+                if answer is not None and answer.flags & Flag.RST:
+                    print(f"the proxy refuses port {subflow.own_port}", flush=True)
                 select.select([subflow], [], [], _RETRY_SECONDS)
 
     def receive(self, seconds: float) -> None:
