@@ -354,7 +354,8 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 {
 	__u32 *own_class = bpf_map_lookup_elem(&classes, ends);
 	__u32 *pace = bpf_map_lookup_elem(&paces, ends);
-	bool may_be_capped = network && network->pace && !in_control_group(subflow->token);
+	bool is_compared = network && in_control_group(subflow->token);
+	bool may_be_capped = network && network->pace && !is_compared;
 	__u32 class_id = own_class ? *own_class : 0;
 	__u64 now = bpf_ktime_get_ns();
 	enum cap cap = NO_CAP;
@@ -381,7 +382,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 
 		if (may_be_capped && waits_for_preferred(tp, subflow))
 			limit = unpaced_limit(tp);
-		else if (!in_control_group(subflow->token) && is_slow_and_preferred(tp, subflow, network))
+		else if (!is_compared && is_slow_and_preferred(tp, subflow, network))
 			limit = PREFERRED_UNSENT_LIMIT;
 		end_pace(target, tp, subflow, limit);
 		if (now - subflow->drain_began > NEXT_DRAIN_NS)
