@@ -333,43 +333,6 @@ def test_forged_segment_changes_nothing_for_later_ones(last: LastAck) -> None:
     assert last.lowered_by(window=-SMALLER_BY, data=20_000) == last.excess
 
 
-SCALE, COOKIE, OFFER = ("WScale", 7), (34, bytes(8)), (MPTCP_OPTION, bytes([1, 0x81]))
-SYNS: Final = {
-    "data": ((SCALE, OFFER), b"?", 8192 >> 7),
-    "cookie": ((OFFER, COOKIE, SCALE), b"", 8192 >> 7),
-    "largest scale": ((("WScale", 20), OFFER), b"?", 1),  # beyond 14 it counts as 14 (RFC 7323, section 2.3)
-    "no scale": ((OFFER,), b"?", 8192),
-    "neither data nor cookie": ((SCALE, OFFER), b"", 8192),
-    "no offer of MPTCP": ((SCALE, COOKIE), b"?", 8192),
-}
-
-
-@pytest.mark.parametrize("family", [4, 6])
-def test_window_of_a_fast_open_syn_is_divided_by_its_scale(lab: Lab, family: Family) -> None:
-    with connected(lab, family):
-        assert windows_of_syns(lab, family) == {name: window for name, (_, _, window) in SYNS.items()}
-    with connected(lab, family, protocol=socket.IPPROTO_TCP):
-        assert set(windows_of_syns(lab, family).values()) == {8192}, "of plain TCP"
-
-
-def windows_of_syns(lab: Lab, family: Family) -> dict[str, int]:
-    """The windows that these SYNs have after the program, which changes nothing else."""
-    ends = {"src": str(lab.client.address(ETHERNET, family)), "dst": str(lab.proxy_address(family))}
-    header = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02") / (IP(**ends) if family == 4 else IPv6(**ends))
-    windows = {}
-    with in_namespace(lab.proxy.namespace), closing(DiscardPrograms((PORT,))) as program:
-        program.set_networks((CLIENTS,))
-        for name, (options, payload, _) in SYNS.items():
-            tcp = TCP(sport=30000, dport=PORT, flags="S", window=8192, options=list(options))
-            before = Segment(bytes(header / tcp / payload))
-            verdict, frame = program.object.run("lower_data_acks", before.frame)
-            after, changed = Segment(frame), (before.place("window"), before.place("checksum"))
-            assert (verdict, after.checksum_is_right) == (UNSPECIFIED, True), name
-            assert after.without(*changed) == before.without(*changed), name
-            windows[name] = after.window
-    return windows
-
-
 def test_client_in_no_network_is_not_touched(lab: Lab) -> None:
     with last_ack(lab, network=NO_CLIENTS) as last:
         assert last.lowered_by(window=-SMALLER_BY, data=20_000) == 0

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Works around three bugs of Linux that make clients discard what the proxy sends. Needs CAP_BPF,
+ * Works around two bugs of Linux that make clients discard what the proxy sends. Needs CAP_BPF,
  * CAP_NET_ADMIN and CAP_PERFMON, the kernel's type information (BTF), and Linux 6.6 (TCX).
  *
  * MPTCP at the client discards a segment that arrives out of order and ends beyond the window that
@@ -21,13 +21,6 @@
  *    `send_keep_alive`, at the egress, sends a keep-alive (RFC 9293, section 3.8.4) right after the
  *    fourth packet of the MP_JOIN handshake, a pure ACK. The client answers it with a DATA_ACK
  *    before data comes, unless the network reorders these segments.
- *
- * 3. The proxy sends too much when the connection begins with TCP Fast Open. wnd_end of its
- *    connection follows from snd_wnd of the socket that the SYN has made (net/mptcp/protocol.c,
- *    mptcp_sk_clone_init), which is the SYN's window, scaled (net/ipv4/tcp_minisocks.c,
- *    tcp_create_openreq_child); TCP corrects snd_wnd only after that (net/ipv4/tcp_fastopen.c,
- *    tcp_fastopen_create_child). `lower_data_acks` divides the window of such a SYN by its scale.
- *    Until the third ACK, the proxy sends no more than the divided window.
  */
 #include <stddef.h>
 #include <linux/pkt_cls.h>
@@ -46,9 +39,6 @@ char LICENSE[] SEC("license") = "GPL";
 #define DSS_HAS_ACK 1
 #define DSS_ACK_64 2
 #define DSS_BASE_BYTES 4
-
-#define WINDOW_SCALE_AT 2 /* RFC 7323, section 2.2 */
-#define MAX_WINDOW_SCALE 14
 
 /* snd_una, snd_wl1 and snd_wnd of a subflow, as they will be once the socket has processed all that
  * has arrived: segments wait in its backlog while the proxy uses it. */
@@ -196,41 +186,18 @@ static __always_inline void note_or_lower(struct __sk_buff *skb, const struct se
 	}
 }
 
-/* Divides the window of a SYN of TCP Fast Open, which is not scaled, by its scale. */
-static __always_inline void unscale(struct __sk_buff *skb, const struct segment *segment, struct sock_common *common)
-{
-	__u32 at = find_option(skb, segment, OPTION_WINDOW_SCALE, 0), tcp_at = tcp_offset(segment);
-	struct tcp_sock *tp = bpf_skc_to_tcp_sock(common);
-	__u8 scale;
-	__be16 window;
-
-	if (!at || bpf_skb_load_bytes(skb, at + WINDOW_SCALE_AT, &scale, sizeof(scale)) ||
-	    !find_mptcp_option(skb, segment, MPTCP_CAPABLE) ||
-	    (!segment->payload && !find_option(skb, segment, OPTION_FAST_OPEN, 0)) ||
-	    !tp || !is_listening(tp) || !connection_to_proxy(tp) || !is_in_place(skb, segment))
-		return;
-	if (scale > MAX_WINDOW_SCALE)
-		scale = MAX_WINDOW_SCALE;
-	window = bpf_htons(bpf_ntohs(segment->tcp.window) >> scale ?: 1);
-	if (!bpf_l4_csum_replace(skb, tcp_at + offsetof(struct tcphdr, check), segment->tcp.window, window, 2))
-		bpf_skb_store_bytes(skb, tcp_at + offsetof(struct tcphdr, window), &window, sizeof(window), 0);
-}
-
 SEC("tc")
 int lower_data_acks(struct __sk_buff *skb)
 {
 	struct segment segment;
 	struct sock_common *common;
 
-	if (!parse(skb, &segment, true) || segment.tcp.rst || segment.tcp.syn == segment.tcp.ack ||
+	if (!parse(skb, &segment, true) || !segment.tcp.ack || segment.tcp.syn || segment.tcp.rst ||
 	    !is_on_a_network(&segment.ends))
 		return TC_ACT_UNSPEC;
 	common = find_socket(skb, &segment.ends);
 	if (common) {
-		if (segment.tcp.syn)
-			unscale(skb, &segment, common);
-		else
-			note_or_lower(skb, &segment, common);
+		note_or_lower(skb, &segment, common);
 		bpf_sk_release(common);
 	}
 	return TC_ACT_UNSPEC;

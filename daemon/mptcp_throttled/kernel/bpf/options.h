@@ -7,18 +7,14 @@
 
 #define OPTION_END 0
 #define OPTION_NOP 1
-#define OPTION_WINDOW_SCALE 3
 #define OPTION_MPTCP 30
-#define OPTION_FAST_OPEN 34 /* RFC 7413, section 4.1.1 */
-#define MPTCP_CAPABLE 0
 #define MPTCP_DSS 2
 #define MPTCP_PRIO 5
 #define OPTION_BASE_BYTES 3
 #define MAX_OPTIONS 40
 
-/* Where the segment has the first option of this kind, and of this subtype if it is MPTCP's; 0: it has none. An option
- * of two bytes at the end of the header is not found. */
-static __always_inline __u32 find_option(struct __sk_buff *skb, const struct segment *segment, __u8 kind, __u8 subtype)
+/* Where the segment has the first MPTCP option of this subtype; 0: it has none. */
+static __always_inline __u32 find_mptcp_option(struct __sk_buff *skb, const struct segment *segment, __u8 subtype)
 {
 	__u32 at = tcp_offset(segment) + sizeof(struct tcphdr);
 	__u32 end = tcp_offset(segment) + segment->tcp_bytes;
@@ -33,18 +29,13 @@ static __always_inline __u32 find_option(struct __sk_buff *skb, const struct seg
 			at++;
 			continue;
 		}
-		if (option[0] == kind && (kind != OPTION_MPTCP || option[2] >> 4 == subtype))
+		if (option[0] == OPTION_MPTCP && option[2] >> 4 == subtype)
 			return at;
 		if (option[1] < 2)
 			return 0;
 		at += option[1];
 	}
 	return 0;
-}
-
-static __always_inline __u32 find_mptcp_option(struct __sk_buff *skb, const struct segment *segment, __u8 subtype)
-{
-	return find_option(skb, segment, OPTION_MPTCP, subtype);
 }
 
 #endif
