@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from typing import Final
 
 EX_FAILURE: Final = 1
@@ -55,6 +56,13 @@ class ConfigError(UserError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems), os.EX_CONFIG)
         self.problems = problems
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """The first names, and how many more there are."""
+    names = list(names)
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def shown(value: object) -> str:

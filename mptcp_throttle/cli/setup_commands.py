@@ -17,13 +17,12 @@ from mptcp_throttle.cli.doctor import kernel_checks
 from mptcp_throttle.config.load import find_sockets
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.config.yaml_file import read_yaml
-from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
+from mptcp_throttle.errors import EX_COMMAND_LINE, UserError, listed
 from mptcp_throttle.findings import Host
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Address
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.service import CAP_NET_ADMIN, require_capabilities
-from mptcp_throttle.setup.choices import listed
 from mptcp_throttle.setup.collect_facts import collect_facts
 from mptcp_throttle.setup.host_facts import HostFacts
 from mptcp_throttle.setup.kept_files import MAIN_FILE, NewFile, Outcome, read_present, set_aside, shipped, write_files

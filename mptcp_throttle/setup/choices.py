@@ -6,20 +6,13 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
+from mptcp_throttle.errors import EX_COMMAND_LINE, UserError, listed
 from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener
 
 PROXIES: Final = ("squid", "nginx", "haproxy", "sing-box", "xray", "ssserver", "ss-server")
 """The names of programs that are proxies. Others may listen with MPTCP, too: programs in Go do so by default."""
 
 _MOST_PORTS: Final = 16
-
-
-def listed(names: Iterable[str], most: int = 5) -> str:
-    """The first names, and how many more there are."""
-    names = list(names)
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def choose_ports(facts: HostFacts, named: Collection[int]) -> tuple[int, ...]:

@@ -10,9 +10,8 @@ from typing import Final
 
 from mptcp_throttle.config.load import load_config, network_files_in
 from mptcp_throttle.config.schema import NETWORKS_DIRECTORY
-from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.errors import ConfigError, listed
 from mptcp_throttle.rpc import Json
-from mptcp_throttle.setup.choices import listed
 from mptcp_throttle.setup.kept_files import NETWORK_FILES, normalized, read_present, shipped, staged
 from mptcp_throttle.setup.network_groups import EXPENSIVE, Grouping, ProposedNetwork, SeenSubnet
 from mptcp_throttle.units import Rate

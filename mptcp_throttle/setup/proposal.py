@@ -16,9 +16,9 @@ from typing import Final
 import yaml
 
 from mptcp_throttle.config.schema import MetricsSection, WebSection
-from mptcp_throttle.errors import UserError
+from mptcp_throttle.errors import UserError, listed
 from mptcp_throttle.linux.qdisc_kinds import is_own, kind_in_the_way
-from mptcp_throttle.setup.choices import choose_interfaces, choose_ports, listed, unchosen_with_mptcp, why_ports
+from mptcp_throttle.setup.choices import choose_interfaces, choose_ports, unchosen_with_mptcp, why_ports
 from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener, Mptcp, Translation
 from mptcp_throttle.setup.nat_rules import led_away
 from mptcp_throttle.setup.server_drop_in import DropIn

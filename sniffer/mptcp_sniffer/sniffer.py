@@ -20,6 +20,7 @@ from mptcp_sniffer.segment import Malformed, PackedEndpoint, Segment
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle import systemd
 from mptcp_throttle.config.schema import Config
+from mptcp_throttle.errors import listed
 from mptcp_throttle.logs import about
 from mptcp_throttle.model import Endpoint, format_token
 from mptcp_throttle.rpc import Json, RpcServer, peer_uid
@@ -250,10 +251,9 @@ class Sniffer:
 
 
 def _unlisted_text(endpoints: Sequence[PackedEndpoint]) -> str:
-    named = ", ".join(str(Endpoint(ip_address(address), port)) for address, port in endpoints[:_MOST_NAMED])
-    rest = f" and {len(endpoints) - _MOST_NAMED} more" if len(endpoints) > _MOST_NAMED else ""
+    named = listed((str(Endpoint(ip_address(address), port)) for address, port in endpoints), _MOST_NAMED)
     return (
-        f"connections to {named}{rest} are proved on the wire, not in this kernel:"
+        f"connections to {named} are proved on the wire, not in this kernel:"
         " do connections end in a container or behind address translation?"
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mptcp_throttle.config.schema import Config
-from mptcp_throttle.errors import UserError
+from mptcp_throttle.errors import UserError, listed
 from mptcp_throttle.findings import Finding, Host, note, of_the_proxy, or_ok
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -19,7 +19,6 @@ from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.model import AccessNetwork, Address, Direction, Network
 from mptcp_throttle.programs import output_of
-from mptcp_throttle.setup.choices import listed
 from mptcp_throttle.setup.collect_facts import listeners_elsewhere, read_translations
 from mptcp_throttle.setup.nat_rules import led_away
 from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_hosts

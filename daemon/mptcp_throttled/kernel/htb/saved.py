@@ -17,6 +17,7 @@ from typing import Final
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.durable_file import write_atomically
+from mptcp_throttle.errors import listed
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
 from mptcp_throttled.kernel.tc import Qdisc
@@ -97,7 +98,7 @@ def differences(saved: Sequence[Qdisc], now: Sequence[Qdisc]) -> str:
             if handle in before and (changes := _changed_fields(before[handle], qdisc))
         ],
     }
-    return "; ".join(f"{what} {_few(names)}" for what, names in qdiscs.items() if names)
+    return "; ".join(f"{what} {listed(names, _MAX_NAMED)}" for what, names in qdiscs.items() if names)
 
 
 def _name(qdisc: Qdisc) -> str:
@@ -106,11 +107,6 @@ def _name(qdisc: Qdisc) -> str:
 
 def _changed_fields(before: Qdisc, after: Qdisc) -> list[str]:
     return [name for name, old, new in zip(Qdisc._fields, before, after, strict=True) if old != new]
-
-
-def _few(names: Sequence[str]) -> str:
-    rest = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 class SavedQdiscStore:
