@@ -236,19 +236,26 @@ def _listening_elsewhere(ports: Collection[int]) -> Iterator[tuple[int, int]]:
     seen = {_network_of(_PROCESSES / "self"), None}
     for directory in _directories(_PROCESSES):
         network = _network_of(directory)
-        if network not in seen:
-            seen.add(network)
-            for file in (directory / "net/tcp", directory / "net/tcp6"):
-                with suppress(OSError):
-                    for line in file.read_text(encoding="ascii").splitlines()[1:]:
-                        _, local, _, state, _, _, _, _, _, inode, *_ = line.split()
-                        port = int(local.rpartition(":")[2], 16)
-                        if state == _LISTENING and port in ports:
-                            yield int(inode), port
+        if network in seen:
+            continue
+        seen.add(network)
+        sockets = (*_read_lines(directory / "net/tcp"), *_read_lines(directory / "net/tcp6"))
+        for _, local, _, state, _, _, _, _, _, inode, *_ in map(str.split, sockets):
+            port = int(local.rpartition(":")[2], 16)
+            if state == _LISTENING and port in ports:
+                yield int(inode), port
+
+
+def _read_lines(table: Path) -> list[str]:
+    """The lines below the heading; none if the process has ended."""
+    try:
+        return table.read_text(encoding="ascii").splitlines()[1:]
+    except OSError:
+        return []
 
 
 def _network_of(directory: Path) -> int | None:
-    """The inode of a process's network namespace; None if it has ended meanwhile, or may not be read."""
+    """The inode of a process's network namespace; None if the process has ended, or may not be read."""
     try:
         return (directory / "ns/net").stat().st_ino
     except OSError:

@@ -26,7 +26,7 @@ from mptcp_throttle.subnet_table import SubnetTable, network_table
 
 _INTERFACES: Final = Path("/sys/class/net")
 _ENDS: Final = "ends of connections"
-HERE: Final = (
+END_HERE: Final = (
     "let the proxy use the network of this host (Docker: `--network host`), without rules that translate its ports"
 )
 """What to do about connections that end elsewhere."""
@@ -87,7 +87,7 @@ def ends(host: Host) -> list[Finding]:
         f"{'an unknown process' if owner is None else owner} listens on port {port} in another network namespace"
         for port, owner in listeners_elsewhere(targets | absent)
     ]
-    return or_ok(_ENDS, (Finding(_ENDS, problem, HERE, harm=False) for problem in dict.fromkeys(problems)))
+    return or_ok(_ENDS, (Finding(_ENDS, problem, END_HERE, harm=False) for problem in dict.fromkeys(problems)))
 
 
 class _Destination(NamedTuple):

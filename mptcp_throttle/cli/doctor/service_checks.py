@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mptcp_throttle.cli.doctor.proxy_checks import HERE
+from mptcp_throttle.cli.doctor.proxy_checks import END_HERE
 from mptcp_throttle.findings import Finding, Host, daemon_findings, not_captured
 from mptcp_throttle.programs import ProgramFailed
 from mptcp_throttle.systemd_unit import SERVICES, Unit, last_line, read_unit
@@ -36,7 +36,7 @@ def sniffer(host: Host) -> Iterator[Finding]:
     if view["enabled"] and view["problem"]:
         yield Finding("kernel list", view["problem"], "CAP_NET_ADMIN, as in mptcp-sniffer.service", harm=False)
     if view.get("unlisted") is not None:  # missing while an earlier version runs
-        yield Finding("kernel list", view["unlisted"], HERE)
+        yield Finding("kernel list", view["unlisted"], END_HERE)
 
 
 def daemon(host: Host) -> Iterator[Finding]:
