@@ -28,10 +28,11 @@ _NO_NETWORK: Final = "address is in no access network"
 
 
 class _Own(NamedTuple):
-    """A client, by its first address, and the terms that it has of its own."""
+    """A client, by its first address, the terms that it has of its own, and the kinds of which these have a rate."""
 
     client: Address
     terms: Terms
+    kinds: Container[RateKind]
 
 
 def decide(
@@ -63,8 +64,8 @@ def decide(
         if not terms.by_client:
             return None
         client = network.client_prefix.first(subflow.ends.client.address)
-        own = terms.by_client.get((network.name, client))
-        return None if own is None else _Own(client, own)
+        key = network.name, client
+        return _Own(client, terms.by_client[key], terms.client_rates[key]) if key in terms.by_client else None
 
     def decision(subflow: Subflow, network: AccessNetwork | None) -> Decision:
         if network is None:
@@ -135,7 +136,7 @@ def _verdict(
     `is_control`: no cap applies in this direction.
     """
     if own is not None:
-        kinds = {kind for kind, term in own.terms.items() if term.rate is not None}
+        kinds = own.kinds
     has_cap, has_limit = direction.cap in kinds, direction.limit in kinds
     if subflow.backup and direction is Direction.UPLINK and (has_cap or has_limit):
         return _free(_BACKUP_UPLINK)
