@@ -19,9 +19,10 @@
  * backups: it tells the next instance of the daemon that steering.bpf.c has not made them so. */
 #define DRAIN_UNSENT_LIMIT SEGMENT_BYTES
 #define BACKUP_UNSENT_LIMIT (SEGMENT_BYTES + 1)
-/* The limit of slow preferred subflows. MPTCP assigns what exceeds it only when something is acknowledged, and
- * may then choose a subflow that has a pulse. Where there is no limit it assigns all that is written
- * at once: at a low rate that is a second's worth. */
+/* The limit of slow preferred subflows; the 1 tells it from limits that servers set. MPTCP assigns
+ * what exceeds it only when something is acknowledged, and may then choose a subflow that has a pulse.
+ * Where there is no limit it assigns all that is written at once: at a low rate that is a second's
+ * worth. */
 #define PREFERRED_UNSENT_LIMIT ((32 << 10) + 1)
 
 static __always_inline bool is_in_our_namespace(struct bpf_sock_ops *ctx)

@@ -62,12 +62,13 @@ struct {
 } paces SEC(".maps"), classes SEC(".maps");
 
 /* Of a subflow: the pace, the limit of unsent data and the priority that the socket had before, and
- * what it has from us. `pace` is UNLIMITED when the subflow is not capped, and while `drain_began`
- * is not 0. `has_unsent_limit`: from us. `class_id` is 0 when it is in no class. `began` is 0 if it
- * is not the first of its connection, or older than the program. `preferred_at` is when the
- * connection had a preferred path that MPTCP used, `unused_at` when only priorities kept it from
- * that. Until `others_class_until` it has `others_class`, while it is capped and has none of its own.
- * Times are those of bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. */
+ * what it has from us. `pace` is UNLIMITED when the subflow has no pace, and while it drains before
+ * it has one. `drain_began` is when its latest drain began; 0: another may begin. `has_unsent_limit`:
+ * from us. `class_id` is 0 when it is in no class. `began` is 0 if it is not the first of its
+ * connection, or older than the program. `preferred_at` is when the connection had a preferred path
+ * that MPTCP used, `unused_at` when only priorities kept it from that. Until `others_class_until` it
+ * has `others_class`, while it is capped and has none of its own. Times are those of
+ * bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. */
 struct subflow {
 	__u64 began;
 	__u64 drain_began;
@@ -258,12 +259,10 @@ static __always_inline void set_class(void *target, struct tcp_sock *tp, struct 
 
 /* Whether what a subflow had unsent when steering.bpf.c held it back is still leaving: in its class
  * that would take as long as the cap says, and the connection would wait for it. */
-static __always_inline bool drains(struct tcp_sock *tp, struct subflow *subflow, __u32 class_id, __u64 now)
+static __always_inline bool drains(struct tcp_sock *tp, const struct subflow *subflow, __u32 class_id, __u64 now)
 {
 	__u32 unsent = BPF_CORE_READ(tp, write_seq) - BPF_CORE_READ(tp, snd_nxt);
 
-	if (!subflow->drain_began)
-		subflow->drain_began = now;
 	return subflow->callbacks && subflow->class_id != class_id && unsent > DRAINED_BYTES &&
 	       now - subflow->drain_began < DRAIN_NS;
 }
@@ -354,8 +353,8 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 {
 	__u32 *own_class = bpf_map_lookup_elem(&classes, ends);
 	__u32 *pace = bpf_map_lookup_elem(&paces, ends);
-	bool is_compared = network && in_control_group(subflow->token);
-	bool may_be_capped = network && network->pace && !is_compared;
+	bool is_control = network && in_control_group(subflow->token);
+	bool may_be_capped = network && network->pace && !is_control;
 	__u32 class_id = own_class ? *own_class : 0;
 	__u64 now = bpf_ktime_get_ns();
 	enum cap cap = NO_CAP;
@@ -370,6 +369,8 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 	}
 	if (cap == STEERED) {
 		end_pace(target, tp, subflow, recovers(tp) ? 0 : unpaced_limit(tp));
+		if (!subflow->drain_began)
+			subflow->drain_began = now;
 		set_class(target, tp, subflow, drains(tp, subflow, class_id, now) ? subflow->class_id : class_id);
 	} else if (cap == PACED) {
 		begin_or_change_cap(target, tp, subflow, pace ? *pace : network->pace);
@@ -382,7 +383,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 
 		if (may_be_capped && waits_for_preferred(tp, subflow))
 			limit = unpaced_limit(tp);
-		else if (!is_compared && is_slow_and_preferred(tp, subflow, network))
+		else if (!is_control && is_slow_and_preferred(tp, subflow, network))
 			limit = PREFERRED_UNSENT_LIMIT;
 		end_pace(target, tp, subflow, limit);
 		if (now - subflow->drain_began > NEXT_DRAIN_NS)
