@@ -374,7 +374,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 		set_class(target, tp, subflow, drains(tp, subflow, class_id, now) ? subflow->class_id : class_id);
 	} else if (cap == PACED) {
 		begin_or_change_cap(target, tp, subflow, pace ? *pace : network->pace);
-		set_class(target, tp, subflow, subflow->drain_began ? 0 : class_id);
+		set_class(target, tp, subflow, subflow->drain_began ? subflow->class_id : class_id);
 	} else {
 		/* A subflow with a pace is in the class of a cap that has ended. Until the daemon
 		 * gives it that of the limit, it stays there. */
