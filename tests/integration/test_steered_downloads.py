@@ -453,6 +453,22 @@ def test_cap_in_mid_transfer_lets_what_is_queued_leave(hosts: Hosts) -> None:
         assert download.received - before > 0.7 * 3 * 10e6 / 8
 
 
+def test_what_is_queued_when_a_cap_begins_costs_its_share_nothing(hosts: Hosts) -> None:
+    with serving(hosts, with_rates("10mbit", "1mbit")) as world:
+        client = world.lab.client
+        world.services.ask("pause", None)
+        client.ip(["mptcp endpoint flush"])
+        download = world.download()
+        eventually(lambda: download.received > 3 * MEGABYTE, "3 MB received")
+        client.ip([f"mptcp endpoint add {client.address(WIFI, 4)} dev wlan0 subflow"])
+        eventually(lambda: len(world.services.subflows()) == 2, "two subflows")
+        # Some 600 kB are queued, for which its share would pay for five seconds.
+        world.services.ask("resume")
+        world.wait_capped()
+        eventually(lambda: receive_rates(client, 0.5)["eth0"] < CAP, "the queue has left")
+        eventually(lambda: receive_rates(client, 1)["eth0"] > LEAST * CAP, "the cap carried", within=3)
+
+
 # Without the daemon
 
 

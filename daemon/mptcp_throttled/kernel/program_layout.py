@@ -179,7 +179,7 @@ class Steered(NamedTuple):
     sequence: U32
     acknowledgment: U32
     acks: U32
-    padding: U32
+    free_bytes: U32
 
 
 class Ack(NamedTuple):

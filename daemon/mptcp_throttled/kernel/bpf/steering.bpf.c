@@ -284,11 +284,12 @@ static __always_inline void settle(struct __sk_buff *skb, struct steered *steere
 	}
 }
 
-/* What was sent before a cap costs nothing. */
+/* What was sent or queued before a cap costs nothing. */
 static __always_inline void set_capped(struct steered *steered, struct tcp_sock *tp, bool is_capped, __u64 now)
 {
 	if (is_capped && !steered->is_capped) {
 		steered->counted = BPF_CORE_READ(tp, bytes_sent);
+		steered->free_bytes = BPF_CORE_READ(tp, write_seq) - BPF_CORE_READ(tp, snd_nxt);
 		steered->capped_at = now;
 	}
 	steered->is_capped = is_capped;
@@ -301,6 +302,15 @@ static __always_inline void look(struct steered *steered, struct tcp_sock *tp, c
 		   network && network->pace && !belongs_to_control_group(tp) &&
 			   preferred_subflow(tp, network->preference) == PREFERRED_USED,
 		   now);
+}
+
+/* Takes these bytes from those that cost nothing; whether they are among them. */
+static __always_inline bool takes_free_bytes(struct steered *steered, __u32 bytes)
+{
+	bool is_free = steered->free_bytes;
+
+	steered->free_bytes -= bytes < steered->free_bytes ? bytes : steered->free_bytes;
+	return is_free;
 }
 
 /* What a subflow on a network with a cap sends. */
@@ -320,7 +330,7 @@ static __always_inline void count_capped(struct __sk_buff *skb, const struct seg
 	if (now - steered->looked_at >= LOOK_NS)
 		look(steered, tp, network, now);
 	bucket = steered->is_capped ? bucket_of(&segment->ends) : NULL;
-	if (bucket && segment->payload)
+	if (segment->payload && !takes_free_bytes(steered, segment->payload) && bucket)
 		charge(&bucket->paid_at, bucket->ns_per_kib, skb->wire_len, now);
 	settle(skb, steered, tp, bucket, now);
 }

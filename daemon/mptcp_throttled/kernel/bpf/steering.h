@@ -37,7 +37,8 @@ enum proxy_told { NOTHING_HOLDS, IS_BACKUP, IS_REGULAR };
 /* A subflow on an access network that has a cap. `is_capped`: when `looked_at`, its connection had a
  * live preferred subflow, and has had one since `capped_at`. `client_wants_backup` is what the client
  * itself has asked for. `counted` is what its socket had sent when its bucket was charged last,
- * payload alone. `is_uncounted`: it sends through an interface without our filter, so that it is
+ * payload alone. `free_bytes` of what it had queued when the cap began are still to be sent, and cost
+ * its bucket nothing. `is_uncounted`: it sends through an interface without our filter, so that it is
  * paced instead. `acks` have been made. The one that is on its way has `sequence`, the next byte of
  * the client that the proxy has acknowledged, and `acknowledgment`. It arrives at `interface`. For
  * `held_ns` so far, data of its connection has waited for it; that is counted until `held_until`. */
@@ -58,7 +59,7 @@ struct steered {
 	__u32 sequence;
 	__u32 acknowledgment;
 	__u32 acks;
-	__u32 padding;
+	__u32 free_bytes;
 };
 
 /* throttle.bpf.c uses the map of steering.bpf.c, or an empty one where that is not loaded. */
