@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from unsent_limits import UnsentLimitReader, UnsentLimits
 from mptcp_lab.dropped_packets import dropped
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.process import Process
+from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, Topology
 from mptcp_throttle.model import AccessNetwork, RateKind
@@ -24,6 +26,7 @@ from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 LIMITED_ONLY = ethernet_with({RateKind.CAP: None, RateKind.LIMIT: Rate.parse("4mbit")})
 
 ONE_SEGMENT = 1448
+LIMIT_OF_SLOW_PREFERRED = (32 << 10) + 1
 OTHER_PORT = 9090
 
 CONNECT_AND_SEND_NOTHING = """
@@ -124,6 +127,20 @@ def test_what_a_dead_preferred_path_had_is_sent_again_at_full_rate(
         eventually(lambda: not world.restrained(), "no subflow paced or held back")
         assert receive_rates(client, 1.5)["eth0"] > 5e6
         eventually(lambda: ONE_SEGMENT in limits().first, "limited")
+
+
+def test_slow_preferred_path_keeps_little_unsent(hosts: Hosts, limits: Read) -> None:
+    wifi, ethernet = WIFI_FIRST
+    slow = wifi.with_rates({RateKind.LIMIT: Rate.parse("3mbit")})
+    with serving(hosts, (slow, ethernet)) as world:
+        download = world.download(client=hosts.lab.clients["both"])
+        world.wait_capped()
+        eventually(lambda: download.received > 2 * MEGABYTE, "2 MB received")
+        seen = []
+        for _ in range(40):
+            seen.append(limits().joined)
+            time.sleep(0.1)
+        assert seen.count((LIMIT_OF_SLOW_PREFERRED,)) > 0.9 * len(seen), seen
 
 
 @pytest.mark.parametrize("networks", [WITHOUT_CAP, LIMITED_ONLY], ids=["unlimited", "limit"])

@@ -48,8 +48,10 @@ char LICENSE[] SEC("license") = "GPL";
 /* So long a new subflow may wait for its own class in that of another. */
 #define OTHERS_CLASS_NS 3000000000ULL
 
-/* TCP does not know the rate of a subflow before so much has been acknowledged. */
-#define UNPROVED_BYTES (128 << 10)
+/* The rate of a subflow is measured over so many bytes. TCP's own estimates are several times too high
+ * for seconds: BBR keeps the highest of ten round trips, and paces at 2.9 times that while it starts. */
+#define RATE_BYTES (128 << 10)
+#define NS_PER_SECOND 1000000000ULL
 
 /* The paces in bytes/s, and the class ids, that the daemon has decided. Capped subflows are in both
  * maps; a subflow in `classes` alone is limited, whatever its connection's other subflows do. */
@@ -67,7 +69,8 @@ struct {
  * from us. `class_id` is 0 when it is in no class. `began` is 0 if it is not the first of its
  * connection, or older than the program. `preferred_at` is when the connection had a preferred path
  * that MPTCP used, `unused_at` when only priorities kept it from that. Until `others_class_until` it
- * has `others_class`, while it is capped and has none of its own. Times are those of
+ * has `others_class`, while it is capped and has none of its own. It delivered at `rate` bytes/s until
+ * `rate_since`, when `rate_acked` had been acknowledged; 0: not known. Times are those of
  * bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. */
 struct subflow {
 	__u64 began;
@@ -75,6 +78,9 @@ struct subflow {
 	__u64 preferred_at;
 	__u64 unused_at;
 	__u64 others_class_until;
+	__u64 rate_since;
+	__u64 rate_acked;
+	__u64 rate;
 	__u32 others_class;
 	__u32 pace;
 	__u32 pace_before;
@@ -224,18 +230,30 @@ static __always_inline void end_pace(void *target, struct tcp_sock *tp, struct s
 	subflow->has_unsent_limit = limit;
 }
 
+static __always_inline void measure_rate(struct tcp_sock *tp, struct subflow *subflow, __u64 now)
+{
+	__u64 acked = BPF_CORE_READ(tp, bytes_acked), bytes = acked - subflow->rate_acked;
+
+	if (subflow->rate_since) {
+		if (bytes < RATE_BYTES || now == subflow->rate_since)
+			return;
+		subflow->rate = bytes * NS_PER_SECOND / (now - subflow->rate_since);
+	}
+	subflow->rate_since = now;
+	subflow->rate_acked = acked;
+}
+
 /* Whether subflows may be held back for this one, and it is not known to be much faster than their
  * caps. */
-static __always_inline bool is_slow_and_preferred(struct tcp_sock *tp, const struct subflow *subflow,
-						  const struct network *network)
+static __always_inline bool is_slow_and_preferred(struct tcp_sock *tp, struct subflow *subflow,
+						  const struct network *network, __u64 now)
 {
-	unsigned long rate = BPF_CORE_READ(tp, inet_conn.icsk_inet.sk.sk_pacing_rate);
 	struct walk walk;
 
-	if (!network || !network->steered || network->pace || !network->slow_rate || !subflow->callbacks ||
-	    recovers(tp))
+	if (!network || !network->steered || network->pace || !network->slow_rate || !subflow->callbacks)
 		return false;
-	if (rate >= network->slow_rate && BPF_CORE_READ(tp, bytes_acked) >= UNPROVED_BYTES)
+	measure_rate(tp, subflow, now);
+	if (subflow->rate >= network->slow_rate || recovers(tp))
 		return false;
 	walk = members_of(connection_of(tp));
 	return next_member(&walk) && next_member(&walk);
@@ -383,7 +401,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 
 		if (may_be_capped && waits_for_preferred(tp, subflow))
 			limit = unpaced_limit(tp);
-		else if (!is_control && is_slow_and_preferred(tp, subflow, network))
+		else if (!is_control && is_slow_and_preferred(tp, subflow, network, now))
 			limit = PREFERRED_UNSENT_LIMIT;
 		end_pace(target, tp, subflow, limit);
 		if (now - subflow->drain_began > NEXT_DRAIN_NS)
