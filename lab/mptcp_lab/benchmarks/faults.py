@@ -1,8 +1,8 @@
 """Random faults during transfers: services are killed, calls are refused, other programs delete our kernel objects.
 
 A run follows from its seed alone. After the faults the services are recovered as systemd or an operator would do it.
-Within 2 s the kernel state must be the planned or the original one, and no subflow a backup at the client without a
-reason; the transfer must complete; and at the end the original state must be restored.
+Within 2 s the kernel state must be the planned or the original one, and no subflow a backup without a reason, at the
+client or at the proxy; the transfer must complete; and at the end the original state must be restored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT, start_squid
-from mptcp_lab.throttled import Client, may_be_throttled, paced, throttled
+from mptcp_lab.throttled import Client, held, may_be_throttled, paced, throttled
 from mptcp_lab.topology import ETHERNET, WIFI, Topology, build
 from mptcp_lab.upload import Upload
 from mptcp_throttle.errors import EX_INTERRUPTED
@@ -109,6 +109,8 @@ _DELETIONS: Final = {
     "clsact deleted": "tc qdisc del dev eth0 clsact",
     "jump deleted": "iptables-legacy -t mangle -F POSTROUTING; ip6tables-legacy -t mangle -F POSTROUTING",
 }
+_CLSACT: Final = "qdisc clsact ffff: parent ffff:fff1 \n"
+_CLSACT_RECORD: Final = "clsact-"
 _DAEMON_KILLED: Final = "daemon killed"
 _SNIFFER_KILLED: Final = "sniffer killed"
 _BOTH_KILLED: Final = "both killed"
@@ -335,7 +337,7 @@ class _Run:
         uplinks = {Client(s.client, s.client_port) for s in self._services.subflows() if s.uplink_kind is not None}
         if uplinks != wanted.keys():
             return f"throttled uplinks: {uplinks}, to be throttled: {wanted}"
-        if unwanted := self._backups() - wanted.keys():
+        if unwanted := (self._backups() | self._held()) - wanted.keys():
             return f"backups: {unwanted}, to be throttled: {wanted}"
         return None if plan["operations"] or wanted else self._difference()
 
@@ -345,18 +347,24 @@ class _Run:
         told = [ends.split()[3].rsplit(":", 1) for ends, info in pairwise(lines) if re.search(r" flags:\w*B", info)]
         return {Client(address.split("%")[0].strip("[]"), int(port)) for address, port in told}
 
+    def _held(self) -> set[Client]:
+        return held(self._proxy, [self._lab.client])
+
     def _difference(self) -> str | None:
-        now = kernel_state(self._proxy)
+        now, names = kernel_state(self._proxy), self._services.records
+        if self._daemon_runs:  # its filters for steering are there whenever a network has a cap
+            now = {command: text.replace(_CLSACT, "") for command, text in now.items()}
+            names = [name for name in names if not name.startswith(_CLSACT_RECORD)]
         changed = [f"{now[command]!r} was {text!r}" for command, text in self._original.items() if now[command] != text]
-        records = [f"record {name}" for name in self._services.records]
+        records = [f"record {name}" for name in names]
         paces = [f"paced: {client}" for client in sorted(paced(self._proxy))]
         marks = [f"marked: {mark}" for mark in parse_marks(self._proxy.run("sh", "-c", SHOW_MARKS).stdout)]
-        backups = [f"backup: {client}" for client in sorted(self._backups())]
+        backups = [f"backup: {client}" for client in sorted(self._backups() | self._held())]
         return "; ".join([*changed, *records, *paces, *marks, *backups]) or None
 
     def _is_client_stranded(self) -> bool:
         present = throttled(self._proxy).keys() | paced(self._proxy)
-        present |= self._backups()
+        present |= self._backups() | self._held()
         return bool(present) and (not self._daemon_runs or not present <= may_be_throttled(self._proxy, _WIFI))
 
     def _expect_original(self, when: str) -> None:
