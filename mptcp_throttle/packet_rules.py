@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
+from mptcp_throttle.ports import ALL_PORTS, NO_PORTS, Ports
 from mptcp_throttle.rpc import Json
 
 LEGACY_SAVE: Final = ("iptables-legacy-save", "ip6tables-legacy-save")
@@ -20,25 +21,9 @@ IPTABLES_SAVE: Final = (*LEGACY_SAVE, "iptables-nft-save", "ip6tables-nft-save")
 
 NFT_LIST: Final = ("nft", "--json", "list", "ruleset")
 
-Ports = tuple[range, ...]
-ALL_PORTS: Final[Ports] = (range(65536),)
-
 _NO_TCP: Final = frozenset({"udp", "udplite", "sctp", "dccp", "icmp", "icmpv6", "igmp", "esp", "ah", "comp"})
 _TCP: Final = frozenset({"tcp", "6", "all", "0"})  # as iptables-save prints a protocol
 _PROTOCOL: Final = ({"meta": {"key": "l4proto"}}, {"payload": {"protocol": "ip", "field": "protocol"}})
-
-
-def common(first: Ports, second: Ports) -> Ports:
-    """The ports that are in both."""
-    both = (range(max(a.start, b.start), min(a.stop, b.stop)) for a in first for b in second)
-    return tuple(ports for ports in both if ports)
-
-
-def _all_but(ports: Ports) -> Ports:
-    left = ALL_PORTS
-    for each in ports:
-        left = common(left, (range(each.start), range(each.stop, ALL_PORTS[0].stop)))
-    return left
 
 
 def saved_rules(saved: str, table: str) -> defaultdict[str, list[list[str]]]:
@@ -67,14 +52,14 @@ def saved_ports(rule: list[str], field: str) -> Ports:
     """The ports that a rule of iptables matches, of TCP: `field` is `sport` or `dport`."""
     protocol = option(rule, "-p")
     if protocol and (protocol in _TCP) is is_negated(rule, "-p"):
-        return ()
+        return NO_PORTS
     ports = ALL_PORTS
     for name in (f"--{field}", f"--{field}s"):
         text = option(rule, name)
         if text:
             bounds = (each.partition(":") for each in text.split(","))
-            named = tuple(range(int(first), int(last or first) + 1) for first, _, last in bounds)
-            ports = common(ports, _all_but(named) if is_negated(rule, name) else named)
+            named = Ports(tuple(range(int(first), int(last or first) + 1) for first, _, last in bounds))
+            ports = ports - named if is_negated(rule, name) else ports & named
     return ports
 
 
@@ -99,10 +84,10 @@ def nft_ports(rule: Iterable[Json], field: str) -> Ports:
     for part in rule:
         match part:
             case {"match": {"left": {"payload": {"protocol": protocol}}}} if protocol in _NO_TCP:
-                return ()
+                return NO_PORTS
             case {"match": {"op": "==" | "!=" | "in" as operator, "left": left, "right": right}}:
                 matched = _of_key(left, right, field)
-                ports = common(ports, _all_but(matched) if operator == "!=" and matched != ALL_PORTS else matched)
+                ports = ports - matched if operator == "!=" and matched != ALL_PORTS else ports & matched
     return ports
 
 
@@ -112,23 +97,23 @@ def _of_key(key: Json, value: Json, field: str) -> Ports:
         case {"payload": {"protocol": "tcp" | "th", "field": name}}, _ if name == field:
             return _of_value(value)
         case {"payload": {"protocol": protocol}}, _ if protocol in _NO_TCP:
-            return ()
+            return NO_PORTS
         case {"concat": keys}, {"concat": values}:
             ports = ALL_PORTS
             for each_key, each_value in zip(keys, values, strict=False):
-                ports = common(ports, _of_key(each_key, each_value, field))
+                ports &= _of_key(each_key, each_value, field)
             return ports
-    return () if key in _PROTOCOL and isinstance(value, str) and value in _NO_TCP else ALL_PORTS
+    return NO_PORTS if key in _PROTOCOL and isinstance(value, str) and value in _NO_TCP else ALL_PORTS
 
 
 def _of_value(value: Json) -> Ports:
     match value:
         case int():
-            return (range(value, value + 1),)
+            return Ports.of([value])
         case {"range": [int(first), int(last)]}:
-            return (range(first, last + 1),)
+            return Ports((range(first, last + 1),))
         case {"set": list(values)}:
-            return tuple(ports for each in values for ports in _of_value(each))
+            return Ports(tuple(ports for each in values for ports in _of_value(each).ranges))
         case {"elem": {"val": each}}:
             return _of_value(each)
     return ALL_PORTS
@@ -153,7 +138,7 @@ def nft_jumps(rule: Iterable[Json], maps: Mapping[str, Json], field: str) -> Ite
         for limited, verdict in verdicts:
             match verdict:
                 case {"jump": {"target": chain}} | {"goto": {"target": chain}}:
-                    yield common(ports, limited), chain
+                    yield ports & limited, chain
 
 
 def reached(start: Iterable[str], jumps: Mapping[str, Iterable[str]]) -> set[str]:

@@ -231,7 +231,7 @@ def _check_config(options: argparse.Namespace) -> None:
         "file": str(options.config),
         "valid": True,
         "interfaces": list(config.proxy.interfaces),
-        "ports": list(config.proxy.ports),
+        "ports": config.proxy.ports.items,
         "networks": [network.name for network in config.networks],
     }
     _print(options, summary, tables.show_check)

@@ -7,6 +7,7 @@ from typing import Final
 
 from mptcp_throttle.command_line import argument, duration
 from mptcp_throttle.config.subnets import parse_address
+from mptcp_throttle.ports import parse_range
 from mptcp_throttle.setup.server_drop_in import unit_name
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate
 
@@ -15,12 +16,6 @@ _NETWORKS_HELP: Final = "propose access networks from the addresses of clients t
 _DRY_RUN_HELP: Final = "show what would be written, and write nothing"
 _SECONDS: Final = 120.0
 _CAP: Final = Rate(1_000_000)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise ValueError("allowed: a number from 1 to 65535")
-    return int(text)
 
 
 def add_to(setup: argparse.ArgumentParser) -> None:
@@ -38,11 +33,11 @@ def add_to(setup: argparse.ArgumentParser) -> None:
     setup.add_argument(
         "--port",
         dest="ports",
-        type=argument(_port),
+        type=argument(parse_range),
         action="append",
         default=[],
         metavar="PORT",
-        help="a port of the proxy, once for each; default: those of known proxies",
+        help="a port of the proxy, or a range such as 20000-29999, once for each; default: those of known proxies",
     )
     setup.add_argument(
         "--server-drop-in",

@@ -21,6 +21,7 @@ from mptcp_throttle.errors import EX_COMMAND_LINE, UserError, listed
 from mptcp_throttle.findings import Host
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Address
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.service import CAP_NET_ADMIN, require_capabilities
 from mptcp_throttle.setup.collect_facts import collect_facts
@@ -78,7 +79,7 @@ def set_up(options: argparse.Namespace) -> Result:
         facts = collect_facts()
     except KernelError as error:
         raise UserError(f"setup: {error}", os.EX_OSERR) from error
-    proposal = propose(facts, options.interfaces, options.ports)
+    proposal = propose(facts, options.interfaces, Ports(tuple(options.ports)))
     text = proposed_text(proposal, read_present(options.config))
     drop_in = None if options.server_drop_in is None else _drop_in(options.server_drop_in, facts)
     files = [NewFile(options.config, text, shipped(MAIN_FILE)), *(() if drop_in is None else drop_in.files)]

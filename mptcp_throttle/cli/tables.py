@@ -333,7 +333,7 @@ def show_plan(data: Json) -> None:
 def show_check(data: Json) -> None:
     """The result of `check-config`."""
     output_console().print(
-        f"{data['file']}: valid: {_interfaces(data['interfaces'])}, ports {data['ports']},"
+        f"{data['file']}: valid: {_interfaces(data['interfaces'])}, ports [{', '.join(map(str, data['ports']))}],"
         f" networks {', '.join(data['networks'])}",
         markup=False,
     )

@@ -33,6 +33,7 @@ from mptcp_throttle.model import (
     Network,
     RateKind,
 )
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.units import format_share
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
@@ -70,7 +71,7 @@ def load_config(path: Path, network_files: Sequence[Path] | None = None) -> Conf
         raise ConfigError(problems)
     group = service.socket_group
     return Config(
-        proxy=Proxy(_interface_names(service), service.proxy.ports),
+        proxy=Proxy(_interface_names(service), Ports(service.proxy.ports)),
         sniffer=service.sniffer,
         daemon=service.daemon,
         metrics=service.metrics,

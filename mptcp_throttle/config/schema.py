@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -45,6 +46,7 @@ from mptcp_throttle.model import (
     RateKind,
     Trust,
 )
+from mptcp_throttle.ports import Ports, parse_range
 from mptcp_throttle.units import Rate, parse_duration, parse_share, parse_size
 
 NETWORKS_DIRECTORY: Final = "networks.d"
@@ -66,6 +68,8 @@ _WEB_SOCKET: Final = "web/web.sock"
 _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
 _MASKS: Final = "allowed: 8 to 16 adjacent bits of 32, such as 0xffff0000"
 _MAX_CONTROL_GROUP: Final = 0.5
+MOST_PORT_ITEMS: Final = 64
+"""The most ports and ranges. Each makes the programs that select packets longer (`cbpf.jump_by_port`)."""
 _HOST_NAME: Final = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII
 )
@@ -97,6 +101,13 @@ def _control_group(text: str) -> float:
         if share <= _MAX_CONTROL_GROUP:
             return share
     raise ValueError("allowed: 0% to 50%, or null")
+
+
+def _disjoint(ranges: tuple[range, ...]) -> tuple[range, ...]:
+    for first, second in pairwise(sorted(ranges, key=lambda each: each.start)):
+        if second.start < first.stop:
+            raise ValueError(f"has port {second.start} twice; allowed: each port once")
+    return ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +154,11 @@ class ProxySection(Section):
 
     interface: InterfaceName | None = None
     interfaces: Annotated[tuple[InterfaceName, ...], list_of("interfaces", 16), AfterValidator(each_once)] = ()
-    ports: Annotated[tuple[Annotated[int, whole(1, 65535)], ...], list_of("ports", 16), AfterValidator(each_once)]
+    ports: Annotated[
+        tuple[Annotated[range, parsed_by(parse_range)], ...],
+        list_of("ports and ranges", MOST_PORT_ITEMS),
+        AfterValidator(_disjoint),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +166,7 @@ class Proxy:
     """Where clients reach the proxy: at least one interface, and TCP ports."""
 
     interfaces: tuple[str, ...]
-    ports: tuple[int, ...]
+    ports: Ports
 
 
 class SnifferSection(Section):

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
+from mptcp_throttle.ports import Ports
+
 # include/uapi/linux/bpf_common.h and filter.h
 _BPF_LD, _BPF_LDX, _BPF_ST, _BPF_STX, _BPF_ALU, _BPF_JMP, _BPF_RET, _BPF_MISC = range(8)
 _BPF_W, _BPF_H, _BPF_B = 0x00, 0x08, 0x10
@@ -103,6 +105,31 @@ def assemble(lines: Sequence[Line | str]) -> tuple[Instruction, ...]:
             else Instruction(line.code, then, otherwise, line.operand)
         )
     return tuple(reversed(reversed_program))
+
+
+def jump_by_port(ports: Ports, inside: str, outside: str) -> list[Line | str]:
+    """Jump to the label `inside` if A is one of these ports, else to `outside`: a binary search over their bounds."""
+    return _search([bound for each in ports.ranges for bound in (each.start, each.stop)], outside, inside)
+
+
+def _search(bounds: Sequence[int], even: str, odd: str) -> list[Line | str]:
+    """Jump to `odd` if A has reached an odd number of these bounds, else to `even`."""
+    if not bounds:
+        return [Line(JA, then=even)]
+    if len(bounds) == 2 and bounds[1] == bounds[0] + 1:
+        return [Line(JEQ, bounds[0], odd, even)]
+    middle = len(bounds) // 2
+    bound, below, above = bounds[middle], bounds[:middle], bounds[middle + 1 :]
+    if middle % 2 == 0:
+        above_even, above_odd = odd, even
+    else:
+        above_even, above_odd = even, odd
+    lines: list[Line | str] = [Line(JGE, bound, f"from {bound}" if above else above_even, "" if below else even)]
+    if below:
+        lines += _search(below, even, odd)
+    if above:
+        lines += [f"from {bound}", *_search(above, above_even, above_odd)]
+    return lines
 
 
 def encode(program: Iterable[Instruction]) -> bytes:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
 from pyroute2.netlink import NETLINK_SOCK_DIAG
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.netlink_codec import attributes
+from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
+from mptcp_throttle.ports import ALL_PORTS, Ports
 
 ESTABLISHED: Final = 1 << 1
 FIN_WAIT1: Final = 1 << 4
@@ -32,7 +33,6 @@ SENDING: Final = ESTABLISHED | CLOSE_WAIT
 CLOSED_HERE: Final = FIN_WAIT1 | LAST_ACK | CLOSING
 """The states in which this end has closed, and may still have to send what was queued before."""
 
-ANY_PORT: Final = 0
 INET_DIAG_INFO: Final = 2
 """The attribute with struct tcp_info."""
 INET_DIAG_CLASS_ID: Final = 17
@@ -47,7 +47,13 @@ _INET_DIAG_TCLASS: Final = 6
 _INET_ULP_INFO_NAME: Final = 1
 # Without INFO the kernel leaves out INET_DIAG_ULP_INFO, too; with TCLASS it adds INET_DIAG_CLASS_ID.
 _EXTENSIONS: Final = 1 << INET_DIAG_INFO - 1 | 1 << _INET_DIAG_TCLASS - 1
-_REQUEST: Final = Struct("=3xB2s46xI4x")  # struct inet_diag_req: extensions, local port, states
+_REQUEST: Final = Struct("=3xB48xI4x")  # struct inet_diag_req: extensions, states
+# struct inet_diag_bc_op: code, and by how many bytes to go on if it is true, or else. A comparison has a second one,
+# whose last field is the port.
+_REQ_BYTECODE: Final = 1
+_BC_JMP, _BC_S_GE, _BC_S_LE = 1, 2, 3
+_OPERATION: Final = Struct("=BBH")
+_COMPARISON: Final = Struct("=BBH2xH")
 # struct inet_diag_req_v2, of one socket: family, protocol, extensions; local and remote port and address; any
 # interface, any cookie.
 _FIND: Final = Struct("!BBBx4xHH16s16s4x8s")
@@ -81,7 +87,7 @@ class InetDiag(NetlinkSocket):
     def __init__(self) -> None:
         super().__init__(NETLINK_SOCK_DIAG)
 
-    def sockets(self, states: int, wanted: Container[int], ports: Sequence[int] = (ANY_PORT,)) -> Iterator[TcpSocket]:
+    def sockets(self, states: int, wanted: Container[int], ports: Ports = ALL_PORTS) -> Iterator[TcpSocket]:
         """The sockets in these states with one of these local ports, as they arrive from the kernel.
 
         Raises DumpInterrupted at the end if all that was yielded is void: read it in `read_consistently`.
@@ -104,11 +110,27 @@ class InetDiag(NetlinkSocket):
         sockets = (parse_socket(answer, wanted) for answer in answers)
         return next((match for match in sockets if match.remote_port == remote_port), None)  # not a listening socket
 
-    def list_payloads(self, states: int, ports: Sequence[int] = (ANY_PORT,)) -> Iterator[bytes]:
+    def list_payloads(self, states: int, ports: Ports = ALL_PORTS) -> Iterator[bytes]:
         """As `sockets`, not decoded: for `parse_socket` and `parse_attributes`."""
-        for port in ports:
-            payload = _REQUEST.pack(_EXTENSIONS, port.to_bytes(2, "big"), states)
-            yield from self.stream(Request("ss -t", _TCPDIAG_GETSOCK, 0, payload))
+        payload = _REQUEST.pack(_EXTENSIONS, states)
+        if ports != ALL_PORTS:
+            payload += attribute(_REQ_BYTECODE, _selecting(ports))
+        return self.stream(Request("ss -t", _TCPDIAG_GETSOCK, 0, payload))
+
+
+def _selecting(ports: Ports) -> bytes:
+    """The program with which the kernel selects sockets by local port (net/ipv4/inet_diag.c, inet_diag_bc_run).
+
+    It ends with success at its last byte, and without if it would go on 4 bytes behind that.
+    """
+    code = b""
+    for each in reversed(ports.ranges):
+        accept = _OPERATION.pack(_BC_JMP, _OPERATION.size, _OPERATION.size + len(code)) if code else b""
+        is_not_above = _COMPARISON.pack(_BC_S_LE, _COMPARISON.size, _COMPARISON.size + _OPERATION.size, each[-1])
+        rest = is_not_above + accept + code
+        end = _COMPARISON.size + len(rest)
+        code = _COMPARISON.pack(_BC_S_GE, _COMPARISON.size, end + _OPERATION.size, each[0]) + rest
+    return code
 
 
 def parse_socket(payload: bytes, wanted: Container[int]) -> TcpSocket:

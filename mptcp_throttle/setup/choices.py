@@ -6,21 +6,19 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
+from mptcp_throttle.config.schema import MOST_PORT_ITEMS
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError, listed
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener
 
 PROXIES: Final = ("squid", "nginx", "haproxy", "sing-box", "xray", "ssserver", "ss-server")
 """The names of programs that are proxies. Others may listen with MPTCP, too: programs in Go do so by default."""
 
-_MOST_PORTS: Final = 16
 
-
-def choose_ports(facts: HostFacts, named: Collection[int]) -> tuple[int, ...]:
+def choose_ports(facts: HostFacts, named: Ports) -> Ports:
     """The ports. Raises UserError."""
     listeners = [listener for listener in facts.listeners if listener.is_reachable]
-    if len(set(named)) > _MOST_PORTS:
-        raise UserError(f"setup: --port: {len(set(named))} ports; allowed: up to {_MOST_PORTS}", EX_COMMAND_LINE)
-    ports = set(named) or _ports_of_proxies(listeners)
+    ports = named or Ports.of(_ports_of_proxies(listeners))
     if not ports:
         plain = f" (plain TCP: {_by_program(listeners)})" if listeners else ""
         start = "start the proxy"
@@ -31,12 +29,14 @@ def choose_ports(facts: HostFacts, named: Collection[int]) -> tuple[int, ...]:
             f"setup: no program listens with MPTCP for other hosts{plain}; allowed: {start}, or --port",
             os.EX_UNAVAILABLE,
         )
-    if len(ports) > _MOST_PORTS:
+    if len(ports.items) > MOST_PORT_ITEMS:
+        which = "--port:" if named else "the proxy listens on"
         raise UserError(
-            f"setup: the proxy listens on {len(ports)} ports; allowed: up to {_MOST_PORTS}, named with --port",
+            f"setup: {which} {len(ports.items)} ports and ranges; allowed: up to {MOST_PORT_ITEMS}, such as --port"
+            " 20000-29999",
             EX_COMMAND_LINE,
         )
-    return tuple(sorted(ports))
+    return ports
 
 
 def _ports_of_proxies(listeners: Collection[Listener]) -> set[int]:
@@ -61,7 +61,7 @@ def _by_program(listeners: Iterable[Listener]) -> str:
     return listed(f"{port} by {program}" for port, program in pairs)
 
 
-def unchosen_with_mptcp(facts: HostFacts, ports: Collection[int]) -> str:
+def unchosen_with_mptcp(facts: HostFacts, ports: Ports) -> str:
     """What accepts MPTCP on ports that are none of these; may be empty."""
     return _by_program(
         listener
@@ -70,20 +70,22 @@ def unchosen_with_mptcp(facts: HostFacts, ports: Collection[int]) -> str:
     )
 
 
-def why_ports(listening: Collection[Listener], ports: Collection[int], *, named: bool) -> str:
+def why_ports(listening: Collection[Listener], ports: Ports, *, named: bool) -> str:
     """What listens on these ports, and whether the operator has named them."""
-    reasons = []
-    for port in ports:
-        here = [listener for listener in listening if listener.port == port]
-        owners = sorted({str(listener.owner) for listener in here if listener.owner is not None})
-        who = listed(owners or ["an unknown process"])
-        if not here:
-            reasons.append(f"nothing listens on {port} yet")
-        elif any(listener.mptcp for listener in here):
-            reasons.append(f"{who} listens on {port} with MPTCP")
-        else:
-            reasons.append(f"{who} listens on {port}, with plain TCP until it is started with MPTCP")
+    reasons = (reason for each in ports.ranges for reason in _why(listening, Ports((each,))))
     return ("named with --port: " if named else "") + "; ".join(reasons)
+
+
+def _why(listening: Collection[Listener], ports: Ports) -> Iterator[str]:
+    used = ports & Ports.of(listener.port for listener in listening)
+    with_mptcp = ports & Ports.of(listener.port for listener in listening if listener.mptcp)
+    plain = ", with plain TCP until it is started with MPTCP"
+    for some, how in ((with_mptcp, " with MPTCP"), (used - with_mptcp, plain)):
+        if some:
+            owners = {str(listener.owner) for listener in listening if listener.port in some and listener.owner}
+            yield f"{listed(sorted(owners) or ['an unknown process'])} listens on {listed(map(str, some.items))}{how}"
+    if ports - used:
+        yield f"nothing listens on {listed(map(str, (ports - used).items))} yet"
 
 
 class _Candidates(NamedTuple):

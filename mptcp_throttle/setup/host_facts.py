@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
 from mptcp_throttle.model import Address
-from mptcp_throttle.packet_rules import Ports
+from mptcp_throttle.ports import Ports
 
 
 class Mptcp(StrEnum):

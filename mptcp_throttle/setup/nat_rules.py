@@ -14,9 +14,6 @@ from typing import Final, NamedTuple
 
 from mptcp_throttle.model import Address
 from mptcp_throttle.packet_rules import (
-    ALL_PORTS,
-    Ports,
-    common,
     is_negated,
     mapped,
     nft_jumps,
@@ -27,6 +24,7 @@ from mptcp_throttle.packet_rules import (
     saved_ports,
     saved_rules,
 )
+from mptcp_throttle.ports import ALL_PORTS, NO_PORTS, Ports
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.setup.host_facts import Translation
 
@@ -103,10 +101,12 @@ def _foreign(address: str, own: Collection[Address]) -> str | None:
         return address
 
 
-def led_away(translation: Translation, ports: Iterable[int]) -> list[int]:
+def led_away(translation: Translation, ports: Ports) -> Ports:
     """Of these ports, those whose connections a rule sends to another host or port."""
-    concerned = (port for port in ports if any(port in each for each in translation.ports))
-    return [port for port in concerned if translation.address is not None or translation.port not in {None, port}]
+    concerned = ports & translation.ports
+    if translation.address is not None:
+        return concerned
+    return NO_PORTS if translation.port is None else concerned - Ports.of([translation.port])
 
 
 def nft_translations(ruleset: Json, own: Collection[Address]) -> Iterator[Translation]:
@@ -150,7 +150,7 @@ def _nft_rules(parts: Sequence[Json], maps: Mapping[str, Json], own: Collection[
             if statement in part:
                 to = part[statement] or {}
                 for ports, address, port in _destinations(to.get("addr"), to.get("port"), maps):
-                    yield _Rule(common(nft_ports(parts, "dport"), ports), None, _foreign(address, own), port)
+                    yield _Rule(nft_ports(parts, "dport") & ports, None, _foreign(address, own), port)
 
 
 def _destinations(address: Json, port: Json, maps: Mapping[str, Json]) -> Iterator[tuple[Ports, str, int | None]]:
@@ -158,11 +158,11 @@ def _destinations(address: Json, port: Json, maps: Mapping[str, Json]) -> Iterat
         for second, number in _values(port, maps):
             match named:
                 case {"concat": [str(host), int(its_port)]}:
-                    yield common(first, second), host, its_port
+                    yield first & second, host, its_port
                 case str() | None:
-                    yield common(first, second), named or "", number if isinstance(number, int) else None
+                    yield first & second, named or "", number if isinstance(number, int) else None
                 case _:
-                    yield common(first, second), "another address", None
+                    yield first & second, "another address", None
 
 
 def _values(value: Json, maps: Mapping[str, Json]) -> Iterable[tuple[Ports, Json]]:
@@ -180,7 +180,7 @@ def _walk(rules: Mapping[str, Iterable[_Rule]], start: Iterable[str], table: str
     while waiting:
         chain, allowed = waiting.pop()
         for rule in rules.get(chain, ()):
-            ports = common(allowed, rule.ports)
+            ports = allowed & rule.ports
             step = (rule.chain or "", ports)
             if ports and rule.chain is None:
                 yield Translation(f"{chain} of {table}", ports, rule.address, rule.port)

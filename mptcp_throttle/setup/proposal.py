@@ -18,6 +18,7 @@ import yaml
 from mptcp_throttle.config.schema import MetricsSection, WebSection
 from mptcp_throttle.errors import UserError, listed
 from mptcp_throttle.linux.qdisc_kinds import is_own, kind_in_the_way
+from mptcp_throttle.ports import NO_PORTS, Ports
 from mptcp_throttle.setup.choices import choose_interfaces, choose_ports, unchosen_with_mptcp, why_ports
 from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener, Mptcp, Translation
 from mptcp_throttle.setup.nat_rules import led_away
@@ -60,7 +61,7 @@ class Proposal:
     notes: tuple[str, ...]
 
 
-def propose(facts: HostFacts, interfaces: Collection[str] = (), ports: Collection[int] = ()) -> Proposal:
+def propose(facts: HostFacts, interfaces: Collection[str] = (), ports: Ports = NO_PORTS) -> Proposal:
     """The proposal, with interfaces and ports that the operator has named. Raises UserError where it cannot work."""
     _require_mptcp(facts)
     chosen = choose_ports(facts, ports)
@@ -69,7 +70,7 @@ def propose(facts: HostFacts, interfaces: Collection[str] = (), ports: Collectio
     used = [interface for interface in facts.interfaces if interface.name in names]
     values = (
         _interface(names, why),
-        Value(("proxy", "ports"), str(list(chosen)), why_ports(listening, chosen, named=bool(ports))),
+        Value(("proxy", "ports"), json.dumps(chosen.items), why_ports(listening, chosen, named=bool(ports))),
         _pacing(facts),
         Value(("daemon", "replace_any_qdisc"), "false", "; ".join(map(why_qdisc, used)), only_over_default=True),
         *_listen_addresses(facts.listeners),
@@ -171,7 +172,7 @@ def _interface_notes(interfaces: Collection[Interface]) -> Iterator[str]:
             yield f"{why_qdisc(interface)}; `replace_any_qdisc: true` replaces it anyway"
 
 
-def _port_notes(facts: HostFacts, ports: Collection[int], plain: Collection[Listener]) -> Iterator[str]:
+def _port_notes(facts: HostFacts, ports: Ports, plain: Collection[Listener]) -> Iterator[str]:
     """`plain` are the sockets on ports of the proxy that do not accept MPTCP."""
     unchosen = unchosen_with_mptcp(facts, ports)
     if unchosen:
@@ -185,32 +186,32 @@ def _port_notes(facts: HostFacts, ports: Collection[int], plain: Collection[List
             " configuration, in the entry that listens"
         )
     for chain in facts.dropping_chains:
-        yield f"a firewall drops what no rule accepts (chain {chain}): accept TCP port {listed(map(str, ports))} there"
+        yield f"a firewall drops what no rule accepts (chain {chain}): accept TCP port {_listed(ports)} there"
 
 
-def _translation_notes(translations: Iterable[Translation], ports: Collection[int]) -> Iterator[str]:
+def _translation_notes(translations: Iterable[Translation], ports: Ports) -> Iterator[str]:
     """Of address translation that the proposed ports concern."""
     for translation in translations:
         new, away = translation.port, led_away(translation, ports)
         if away:
             yield (
-                f"connections to port {listed(map(str, away))} are sent to {translation.target}: they do not end at the"
+                f"connections to port {_listed(away)} are sent to {translation.target}: they do not end at the"
                 " proposed port, and are not throttled"
             )
         if translation.address is None and new is not None and new in ports:
-            sources = [each for each in translation.ports if each != range(new, new + 1)]
+            sources = translation.ports - Ports.of([new])
             if sources:
                 yield (
-                    f"connections to port {_ranges(sources)} are sent to {translation.target}: their uploads are not"
+                    f"connections to port {_listed(sources)} are sent to {translation.target}: their uploads are not"
                     " throttled"
                 )
 
 
-def _ranges(ports: Iterable[range]) -> str:
-    return listed(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in ports)
+def _listed(ports: Ports) -> str:
+    return listed(map(str, ports.items))
 
 
-def _squid_notes(facts: HostFacts, ports: Collection[int], listening: Collection[Listener]) -> Iterator[str]:
+def _squid_notes(facts: HostFacts, ports: Ports, listening: Collection[Listener]) -> Iterator[str]:
     squid = facts.squid
     if squid is None:
         return

@@ -11,7 +11,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from itertools import islice
 from struct import Struct
@@ -25,6 +25,7 @@ from mptcp_sniffer.segment import Segment, parse_ethernet, parse_ip
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.cbpf import attach_filter
 from mptcp_throttle.linux.link_header import LinkHeader, link_header_of
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.service import lacks_capability
 
 # include/uapi/linux/if_packet.h, if_ether.h and asm-generic/socket.h; the socket module names none of these.
@@ -83,7 +84,7 @@ class Capture:
     capture cannot be opened, InterfaceAbsent if only because the interface is absent or down.
     """
 
-    def __init__(self, interface: str, ports: Sequence[int], buffer_bytes: int) -> None:
+    def __init__(self, interface: str, ports: Ports, buffer_bytes: int) -> None:
         try:
             # With protocol 0 a packet socket receives nothing (packet(7)), so no frame precedes the filter.
             self._socket = _ListenSocket(iface=interface, type=0, promisc=False, nofilter=True)
@@ -105,7 +106,7 @@ class Capture:
         self.is_fast = False
         """Whether thousands of frames arrive per second."""
 
-    def _start(self, interface: str, ports: Sequence[int]) -> Callable[[bytes], Segment | None]:
+    def _start(self, interface: str, ports: Ports) -> Callable[[bytes], Segment | None]:
         """Attach the filter for the link type and begin to receive; returns the parser for the link type."""
         hardware_type = self._socket.ins.getsockname()[3]
         link = link_header_of(hardware_type)

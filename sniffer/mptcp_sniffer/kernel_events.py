@@ -6,7 +6,7 @@ Unlike segments they cannot be forged. The kernel reports when it had to drop ev
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -17,12 +17,13 @@ from pyroute2.netlink.exceptions import NetlinkError
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
 from mptcp_throttle.linux import cbpf
-from mptcp_throttle.linux.cbpf import Instruction, Line, assemble
+from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, jump_by_port
 from mptcp_throttle.linux.inet_diag import unmapped
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket
 from mptcp_throttle.model import Token
+from mptcp_throttle.ports import Ports
 
 _COMMAND_OFFSET: Final = 16  # struct genlmsghdr begins with the command and follows struct nlmsghdr
 _GENLMSGHDR_BYTES: Final = 4
@@ -55,7 +56,7 @@ class KernelEvents(NetlinkSocket):
     Raises KernelError if there is no such family (before Linux 5.12), or the capability CAP_NET_ADMIN is missing.
     """
 
-    def __init__(self, ports: Iterable[int]) -> None:
+    def __init__(self, ports: Ports) -> None:
         group = _group()
         super().__init__(NETLINK_GENERIC, program=_event_filter(ports))
         try:
@@ -78,7 +79,7 @@ def _group() -> int:
         raise KernelError("look for mptcp_pm_events", getattr(error, "code", 0) or 2, str(error)) from error
 
 
-def _event_filter(ports: Iterable[int]) -> tuple[Instruction, ...]:
+def _event_filter(ports: Ports) -> tuple[Instruction, ...]:
     """A socket filter: most events, several per connection, would wake the process for nothing.
 
     It drops new subflows on these ports of the proxy, since they are captured.
@@ -94,7 +95,7 @@ def _event_filter(ports: Iterable[int]) -> tuple[Instruction, ...]:
             Line(cbpf.LD, cbpf.SKF_AD_NLATTR),
             Line(cbpf.TAX),
             Line(cbpf.LDH, _NLA_HDRLEN),
-            *(Line(cbpf.JEQ, port, then="drop") for port in ports),
+            *jump_by_port(ports, "drop", "wanted"),
             "wanted",
             Line(cbpf.RET, 0xFFFF_FFFF),
             "drop",

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
 from mptcp_throttle.linux.inet_diag import (
-    ANY_PORT,
     CLOSED_HERE,
     INET_DIAG_INFO,
     INET_DIAG_ULP_INFO,
@@ -27,6 +26,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.model import Token
+from mptcp_throttle.ports import ALL_PORTS, Ports
 from mptcp_throttle.service import CAP_NET_ADMIN, missing_capabilities
 
 _TIMER_RETRANSMIT: Final = 1  # net/ipv4/inet_diag.c, inet_sk_diag_fill
@@ -70,7 +70,7 @@ class KernelListUnavailable(Exception):
     """The kernel does not list MPTCP subflows; the message says why."""
 
 
-def list_subflows(ports: Sequence[int]) -> KernelList:
+def list_subflows(ports: Ports) -> KernelList:
     """The MPTCP subflows of this host's sockets on `ports` that can send, or still have data queued.
 
     Raises KernelListUnavailable.
@@ -85,11 +85,11 @@ def list_subflows(ports: Sequence[int]) -> KernelList:
         raise KernelListUnavailable(str(error)) from error
 
 
-def _list(ports: Sequence[int]) -> KernelList:
+def _list(ports: Ports) -> KernelList:
     at = time.monotonic()
     with InetDiag() as diag:
         subflows = dict(_subflows(diag.sockets(SENDING | CLOSED_HERE, _WANTED, ports)))
-        return KernelList(at, subflows, ANY_PORT in ports)
+        return KernelList(at, subflows, ports == ALL_PORTS)
 
 
 def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflow]]:

@@ -8,15 +8,15 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from mptcp_sniffer.kernel_events import KernelEvent, KernelEvents
 from mptcp_sniffer.kernel_list import KernelList, KernelListUnavailable, list_subflows
 from mptcp_throttle.config.schema import SnifferSection
-from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.ports import ALL_PORTS, Ports
 from mptcp_throttle.rpc import Json
 
 _GATHER_SECONDS: Final = 0.02
@@ -49,7 +49,7 @@ class KernelReader:
 
     def __init__(
         self,
-        ports: Sequence[int],
+        ports: Ports,
         settings: SnifferSection,
         deliver: Callable[[KernelList | None], None],
         deliver_event: Callable[[KernelEvent], None],
@@ -130,7 +130,7 @@ class KernelReader:
             return
         try:
             is_for_all = self._expects_other_ports() or not self._receives_events
-            kernel_list = list_subflows((ANY_PORT,) if is_for_all else self._ports)
+            kernel_list = list_subflows(ALL_PORTS if is_for_all else self._ports)
         except KernelListUnavailable as error:
             self._last = None
             self._set_problem(f"the kernel list cannot be read ({error})")

@@ -10,15 +10,16 @@ forward only, so the walk over the options is unrolled: once per byte at which a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from mptcp_sniffer.options import KIND, KIND_END, KIND_NOP, Subtype
 from mptcp_sniffer.segment import IPV6_HEADER_BYTES, PROTOCOL_TCP, TCP_FIXED_BYTES, Flag
 from mptcp_throttle import steering_mark
 from mptcp_throttle.linux import cbpf
-from mptcp_throttle.linux.cbpf import Instruction, Line, assemble
+from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, jump_by_port
 from mptcp_throttle.linux.link_header import LinkHeader
+from mptcp_throttle.ports import Ports
 
 SNAP_BYTES: Final = 14 + 2 * 4 + 60 + 60
 """Accepted frames are cut to the longest headers: Ethernet, two VLAN tags, IPv4 with options, TCP with options."""
@@ -39,8 +40,8 @@ _ACCEPT: Final = Line(cbpf.RET, SNAP_BYTES)
 _REJECT: Final = Line(cbpf.RET, 0)
 
 
-def signalling_filter(ports: Sequence[int], *, link: LinkHeader) -> tuple[Instruction, ...]:
-    """The program for the proxy's `ports`, up to about a hundred.
+def signalling_filter(ports: Ports, *, link: LinkHeader) -> tuple[Instruction, ...]:
+    """The program for the proxy's `ports`, up to 64 ranges.
 
     It agrees with `mptcp_sniffer.segment` on what is a TCP segment, for up to two VLAN tags, and rejects truncated
     headers. (The kernel removes the outermost tag of a received frame before the filter; Scapy puts it back.)
@@ -109,12 +110,15 @@ def _find_tcp() -> Iterator[Line | str]:
     yield Line(cbpf.LDX_MEM, _TCP_HEADER)
 
 
-def _select(ports: Sequence[int]) -> Iterator[Line | str]:
+def _select(ports: Ports) -> Iterator[Line | str]:
     """Reject other ports, accept SYN, FIN and RST; X = start of the options."""
-    for field in (0, 2):
-        yield Line(cbpf.LDH, field)
-        for port in ports:
-            yield Line(cbpf.JEQ, port, "proxy")
+    yield Line(cbpf.LDH, 0)
+    yield from jump_by_port(ports, "from proxy", "to proxy")
+    yield "from proxy"  # a conditional jump over the second search could be too long
+    yield Line(cbpf.JA, then="proxy")
+    yield "to proxy"
+    yield Line(cbpf.LDH, 2)
+    yield from jump_by_port(ports, "proxy", "reject")
     yield "reject"
     yield _REJECT
     yield "proxy"
@@ -156,7 +160,7 @@ def _walk_options() -> Iterator[Line | str]:
     yield _REJECT
 
 
-def _accept_unless_appended(ports: Sequence[int]) -> Iterator[Line | str]:
+def _accept_unless_appended(ports: Ports) -> Iterator[Line | str]:
     """Accept the option at X if it is whole, and not what `options.without_appended_priority` removes."""
     yield "signalling"
     yield Line(cbpf.STX, _OPTION)
@@ -174,8 +178,7 @@ def _accept_unless_appended(ports: Sequence[int]) -> Iterator[Line | str]:
     yield Line(cbpf.JEQ, KIND_NOP << 24 | KIND << 16 | 3 << 8 | Subtype.MP_PRIO << 4, otherwise="accept")
     yield Line(cbpf.LDX_MEM, _TCP_HEADER)
     yield Line(cbpf.LDH, 0)
-    for port in ports:
-        yield Line(cbpf.JEQ, port, "reject")
+    yield from jump_by_port(ports, "reject", "accept")
     yield "accept"
     yield Line(cbpf.LD, cbpf.SKF_AD_MARK)
     yield Line(cbpf.AND, steering_mark.MARK_MASK)

@@ -115,7 +115,7 @@ class Sniffer:
         """Counters, table sizes, and the position of the published table."""
         return {
             "interfaces": list(self._config.proxy.interfaces),
-            "ports": list(self._config.proxy.ports),
+            "ports": self._config.proxy.ports.items,
             "captured": list(self._captures.captured),
             "dropped": self._captures.dropped(),
             "uptime_seconds": time.monotonic() - self._started_at,

@@ -34,6 +34,7 @@ from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import ETHERNET, WIFI, Family, Lab, Topology, build
 from mptcp_throttle.linux.libbpf import AttachType
 from mptcp_throttle.model import AccessNetwork, RateKind
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.kernel import discards as discard_prevention
 from mptcp_throttled.kernel.discards import DiscardPrevention, DiscardPrograms
 from mptcp_throttled.kernel.interfaces import find_interface
@@ -101,7 +102,7 @@ def attached(lab: Lab) -> Iterator[DiscardPrograms]:
     """The programs at the proxy's interface."""
     with ExitStack() as open_links:
         with in_namespace(lab.proxy.namespace):
-            program = open_links.enter_context(closing(DiscardPrograms((PORT,))))
+            program = open_links.enter_context(closing(DiscardPrograms(Ports.of([PORT]))))
             program.set_networks((CLIENTS,))
             for link in program.attach(find_interface("eth0")):
                 open_links.callback(os.close, link)
@@ -258,7 +259,11 @@ def last_ack(lab: Lab, family: Family = 4, network: AccessNetwork = CLIENTS) -> 
         eventually(lambda: "bytes_acked:1 " in lab.proxy.run(*sockets).stdout, "acknowledged")
         seen = [Segment(bytes(frame)) for frame in frames(capture) if TCP in frame and frame[TCP].sport == port]
         segment, (_, (scale,)) = seen[-1], seen[0].option(WINDOW_SCALE)
-        with tcp_dropped(lab.client), in_namespace(lab.proxy.namespace), closing(DiscardPrograms((PORT,))) as program:
+        with (
+            tcp_dropped(lab.client),
+            in_namespace(lab.proxy.namespace),
+            closing(DiscardPrograms(Ports.of([PORT]))) as program,
+        ):
             program.set_networks((network,))
             # Before MPTCP raises the window of the socket, as it may when it sends.
             program.object.run("lower_data_acks", segment.frame)
@@ -453,7 +458,7 @@ def test_prevention_follows_networks_and_interfaces(lab: Lab, monkeypatch: pytes
     monkeypatch.setattr(discard_prevention, "_LOOK_SECONDS", 0.0)
     with in_namespace(lab.proxy.namespace):
         networks = (CLIENTS,)
-        with released(DiscardPrevention(("eth0", "late"), (PORT,))) as prevention:
+        with released(DiscardPrevention(("eth0", "late"), Ports.of([PORT]))) as prevention:
             prevention.follow(Situation(networks))
             assert (prevention.state.problem, attached_programs(lab)) == (None, [1, 1])
             lab.proxy.ip(["link add late type veth peer name other"])

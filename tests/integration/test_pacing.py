@@ -41,6 +41,7 @@ from mptcp_lab.squid import PORT
 from mptcp_lab.throttled import Client
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
 from mptcp_throttle.model import RateKind
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 
@@ -79,7 +80,7 @@ from pathlib import Path
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.vocabulary.features import Situation
 mounts = subprocess.run(["findmnt", "-rno", "TARGET", "-t", "cgroup2"], capture_output=True, text=True).stdout
-sockets = PacedSockets((8080,), Path(mounts.split()[0]))
+sockets = PacedSockets(Ports.of([8080]), Path(mounts.split()[0]))
 sockets.follow(Situation())
 print("attached" if sockets.is_attached else "not attached", flush=True)
 time.sleep(60)
@@ -258,7 +259,7 @@ def test_sockets_are_freed_although_the_kernel_refuses_at_first(world: ProxyWorl
     world.begin_paced()
     world.daemon.kill()
     with refused("bpf object load", number=errno.EPERM, times=3), in_namespace(world.proxy.namespace):
-        assert PacedSockets((PORT,)).free_sockets() == 0
+        assert PacedSockets(Ports.of([PORT])).free_sockets() == 0
     assert world.paced() == 0
 
 

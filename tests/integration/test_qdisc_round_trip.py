@@ -17,6 +17,7 @@ from mptcp_lab.topology import Lab
 SWAPPER = """
 import json, logging, subprocess, sys
 from pathlib import Path
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.kernel.htb.qdisc import RootQdiscs
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -27,7 +28,7 @@ logging.getLogger().addHandler(handler)
 for line in sys.stdin:
     directory, force, meanwhile = json.loads(line)
     warnings.clear()
-    root = RootQdiscs(("many0",), MarkedTraffic(0xffff0000, (8080,)), Path(directory), force=force)
+    root = RootQdiscs(("many0",), MarkedTraffic(0xffff0000, Ports.of([8080])), Path(directory), force=force)
     try:
         root.install(0)
         answer = str(root.read().htb is not None)

@@ -25,6 +25,7 @@ from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.traffic import IPPROTO_MPTCP
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple, RateKind
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.uplink.acks import Ack, list_acks
@@ -194,7 +195,7 @@ def test_only_subflows_on_which_the_client_has_sent_are_listed(entered: Host) ->
 
 
 def listed(port: int) -> list[FourTuple]:
-    return [ack.ends for ack in list_acks(port)]
+    return [ack.ends for ack in list_acks(Ports.of([port]))]
 
 
 def test_renamed_interface_loses_filters_and_clsact(entered: Host, uplinks: Uplinks) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.plan.shares import PlanSettings, Slots, plan_for
 from mptcp_throttled.policy.clients import MAX_ADDRESSES, address_order, links
 from mptcp_throttled.policy.decide import decide
@@ -54,7 +55,7 @@ def reconfigure(
     networks: Sequence[AccessNetwork],
     *,
     paused: bool = False,
-    ports: frozenset[int] | None = None,
+    ports: Ports | None = None,
 ) -> Previous:
     """Let a table use these networks, whose rates no rule changes."""
     return table.reconfigure(networks, as_configured(networks), paused=paused, ports=ports)

@@ -39,7 +39,7 @@ ALL = ": needs a restart of mptcp-sniffer, mptcp-throttled and mptcp-throttle-we
         ("linger: 5s", "control_group: 1%", "daemon.control_group null -> 1%: needs a restart of mptcp-throttled"),
         ("proxy", "log_level: debug\nproxy", "log_level info -> debug"),
         ("eth0", "eth1", f"proxy.interfaces eth0 -> eth1{BOTH}"),
-        ("[8080]", "[8080, 3128]", f"proxy.ports 8080 -> 8080, 3128{BOTH}"),
+        ("[8080]", "[8080, 3128]", f"proxy.ports 8080 -> 3128, 8080{BOTH}"),
         ("trust: handshake", "trust: token", f"sniffer.trust handshake -> token{BOTH}"),
         ("trust: handshake", "kernel_view: false", f"sniffer.kernel_view true -> false{BOTH}"),
         ("trust: handshake", "idle_expiry: 3650d", f"sniffer.idle_expiry 86400s -> 315360000s{BOTH}"),

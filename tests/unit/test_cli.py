@@ -31,6 +31,14 @@ def test_check_config_shows_a_summary(capsys: pytest.CaptureFixture[str]) -> Non
     assert (document["format"], document["networks"]) == (1, ["wifi", "lte"])
 
 
+def test_check_config_shows_ranges_of_ports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write_config(tmp_path, SERVICE.replace("8080", "8080, 20000-29999"), a=NETWORK))
+    assert main(["--config", path, "check-config"]) == 0
+    assert "valid: interface eth0, ports [8080, 20000-29999], networks a" in capsys.readouterr().out
+    assert main(["--config", path, "check-config", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ports"] == [8080, "20000-29999"]
+
+
 def test_check_config_refuses_with_a_line_per_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_config(tmp_path, f"{SERVICE}colour: red\nshape: round\n", a=NETWORK)
     assert main(["--config", str(path), "check-config"]) == 78
@@ -115,8 +123,8 @@ def test_every_table_whose_reader_has_gone_ends_with_the_documented_status(
         (["set-rate", "wifi", "1mbit", "--for", "0s"], "argument --for: 0s: is zero; allowed: "),
         (["pause", "--for", "0s"], "argument --for: 0s: is zero; allowed: "),
         (["set-rate", "wifi", "9" * 400 + "mbit"], "is not a usable rate; allowed: "),
-        (["setup", "--port", "0"], "argument --port: 0: allowed: a number from 1 to 65535"),
-        (["setup", "--port", "web"], "argument --port: web: allowed: a number from 1 to 65535"),
+        (["setup", "--port", "0"], "argument --port: 0: allowed: a port from 1 to 65535, or a range of ports such as "),
+        (["setup", "--port", "web"], "argument --port: web: allowed: a port from 1 to 65535"),
         (
             ["setup", "--server-drop-in", "../x"],
             "argument --server-drop-in: ../x: is not the name of a unit; allowed: ",

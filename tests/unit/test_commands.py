@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from examples import ends, kernel_plan
 
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.units import Rate
 from mptcp_throttled.answers.plan_commands.commands import as_commands
 from mptcp_throttled.enforcing.diff import diff
@@ -21,7 +22,7 @@ from mptcp_throttled.vocabulary.operations import (
     RestoreQdisc,
 )
 
-MARKING = class_ids.MarkedTraffic(0xFFFF0000, (8080,))
+MARKING = class_ids.MarkedTraffic(0xFFFF0000, Ports.of([8080]))
 
 
 def commands_of(operations: Sequence[Operation], marks: str) -> list[str]:

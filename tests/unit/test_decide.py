@@ -16,6 +16,7 @@ from mptcp_throttle.model import (
     RateKind,
     Token,
 )
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.decision import Decision, Verdict
 
@@ -163,7 +164,7 @@ def test_subflow_that_the_proxy_opened_is_throttled_by_its_socket_only() -> None
     table = decision_table(networks)
     table.update({Token(1): connection(1, subflow("10.2.0.2"), opened), Token(2): connection(2, joined)})
     assert table.decisions[Token(1)][1].downlink.share is not None
-    assert reconfigure(table, networks, paused=False, ports=frozenset({8080})).keys() == {Token(1)}
+    assert reconfigure(table, networks, paused=False, ports=Ports.of([8080])).keys() == {Token(1)}
     decision = table.decisions[Token(1)][1]
     assert (decision.downlink.share, decision.uplink.share is None) == (None, False)
     assert "classifier: socket" in decision.downlink.reason

@@ -12,6 +12,7 @@ from examples import ETHERNET, WIFI
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.kernel import discards as discard_prevention
 from mptcp_throttled.kernel.discards import DiscardPrevention
 from mptcp_throttled.kernel.interfaces import Interface
@@ -90,7 +91,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 @pytest.fixture
 def prevention(kernel: Kernel) -> Iterator[DiscardPrevention]:  # noqa: ARG001
-    prevention = DiscardPrevention(("eth0", "wg0"), (8080,))
+    prevention = DiscardPrevention(("eth0", "wg0"), Ports.of([8080]))
     yield prevention
     prevention.release()
 

@@ -30,6 +30,7 @@ from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.findings import Check, Finding, Host
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
 from mptcp_throttle.model import BackEnd, ClassifierKind, RateKind
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.setup.host_facts import Translation
 from mptcp_throttle.systemd_unit import Unit
@@ -163,11 +164,11 @@ def missing_interface(host: Examined, is_well: bool) -> None:
 
 
 def no_listener(host: Examined, is_well: bool) -> None:
-    host.reads(proxy_checks, _listens=lambda _protocol, _port: is_well)
+    host.reads(proxy_checks, _listening=lambda _: Ports.of([8080] if is_well else []))
 
 
 def listener_without_mptcp(host: Examined, is_well: bool) -> None:
-    host.reads(proxy_checks, _listens=lambda protocol, _port: is_well or protocol == "-t")
+    host.reads(proxy_checks, _listening=lambda protocol: Ports.of([8080] if is_well or protocol == "-t" else []))
 
 
 def listener_on_another_host(host: Examined, is_well: bool) -> None:
@@ -177,7 +178,7 @@ def listener_on_another_host(host: Examined, is_well: bool) -> None:
 
 def with_rule_and_listeners(host: Examined, address: str | None, *elsewhere: int) -> None:
     no_listener(host, is_well=False)
-    rule = Translation("DOCKER of table nat (iptables-legacy)", (range(8080, 8081),), address, 3128)
+    rule = Translation("DOCKER of table nat (iptables-legacy)", Ports.of([8080]), address, 3128)
     listening = [(port, None) for port in elsewhere]
     host.reads(os, geteuid=lambda: 0)
     host.reads(

@@ -37,6 +37,7 @@ from model_kernel import ModelKernel, dangling
 from worlds import ManualClock
 
 from mptcp_throttle.model import AccessNetwork, Connection, Per, RateKind, Subflow, Token
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.units import Rate, parse_duration
 from mptcp_throttled.answers.plan_commands.commands import as_commands
 from mptcp_throttled.control.source import TableUpdate
@@ -79,7 +80,7 @@ class Story(LoopOnModels):
 
     @property
     def marking(self) -> MarkedTraffic:
-        return MarkedTraffic(self.running.config.daemon.mark_mask, (8080,))
+        return MarkedTraffic(self.running.config.daemon.mark_mask, Ports.of([8080]))
 
     def commands(self, operations: Sequence[Operation]) -> Iterator[str]:
         for operation in operations:

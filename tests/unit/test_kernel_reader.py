@@ -19,6 +19,7 @@ from mptcp_sniffer.kernel_list import KernelList
 from mptcp_sniffer.kernel_reader import KernelReader
 from mptcp_throttle.config.schema import SnifferSection
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.ports import Ports
 
 
 class Subscription(AbstractContextManager[Any]):
@@ -26,7 +27,7 @@ class Subscription(AbstractContextManager[Any]):
 
     made = 0
 
-    def __init__(self, ports: Sequence[int]) -> None:  # noqa: ARG002
+    def __init__(self, ports: Ports) -> None:  # noqa: ARG002
         Subscription.made += 1
         self._reader, self._writer = os.pipe()
         os.write(self._writer, b"readable")
@@ -52,7 +53,9 @@ def test_kernel_events_are_subscribed_to_again_after_an_error(
     monkeypatch.setattr(kernel_reader, "KernelEvents", Subscription)
     monkeypatch.setattr(kernel_reader, "_RESUBSCRIBE_SECONDS", 0.0)
     monkeypatch.setattr(kernel_reader, "list_subflows", lambda _: KernelList(0.0, {}))
-    reader = KernelReader([8080], SnifferSection(), lambda _: None, lambda _: None, lambda: False, lambda: False)
+    reader = KernelReader(
+        Ports.of([8080]), SnifferSection(), lambda _: None, lambda _: None, lambda: False, lambda: False
+    )
     with reader.running():
         eventually(lambda: Subscription.made > 2, "subscribed again and again")
     assert [message for message in caplog.messages if "kernel events" in message] == [
@@ -86,7 +89,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
 
 def running(*, is_patient: bool = False) -> tuple[KernelReader, AbstractContextManager[None]]:
     settings = SnifferSection.model_validate({"kernel_events": False, "kernel_list_interval": "60s"})
-    reader = KernelReader([8080], settings, lambda _: None, lambda _: None, lambda: False, lambda: is_patient)
+    reader = KernelReader(Ports.of([8080]), settings, lambda _: None, lambda _: None, lambda: False, lambda: is_patient)
     return reader, reader.running()
 
 

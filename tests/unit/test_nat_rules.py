@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from mptcp_throttle.packet_rules import ALL_PORTS
+from mptcp_throttle.ports import ALL_PORTS, Ports
 from mptcp_throttle.programs import ProgramFailed
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.setup import collect_facts
@@ -15,7 +15,8 @@ from mptcp_throttle.setup.host_facts import Translation
 from mptcp_throttle.setup.nat_rules import nft_translations, saved_translations
 
 OWN: Final = {ip_address("10.3.0.2"), ip_address("fd00:3::2")}
-PORT_8080: Final = (range(8080, 8081),)
+PORT_8080: Final = Ports.of([8080])
+BELOW_8080: Final = Ports((range(80, 81), range(8000, 8080)))
 
 
 def of_saved(*rules: str, table: str = "nat") -> list[Translation]:
@@ -27,8 +28,8 @@ def of_saved(*rules: str, table: str = "nat") -> list[Translation]:
     ("match", "ports"),
     [
         ("-p tcp -m tcp --dport 8080", PORT_8080),
-        ("-p tcp -m multiport --dports 80,8000:8079", (range(80, 81), range(8000, 8080))),
-        ("-p tcp -m tcp ! --dport 8080", (range(8080), range(8081, 65536))),
+        ("-p tcp -m multiport --dports 80,8000:8079", BELOW_8080),
+        ("-p tcp -m tcp ! --dport 8080", ALL_PORTS - PORT_8080),
         ("-d 10.3.0.2/32", ALL_PORTS),
         ("-d 10.3.0.0/24 ! -i docker0 -p tcp", ALL_PORTS),
         ("! -p udp", ALL_PORTS),
@@ -39,7 +40,7 @@ def of_saved(*rules: str, table: str = "nat") -> list[Translation]:
         ("-i lo -p tcp -m tcp --dport 8080", None),
     ],
 )
-def test_rule_of_iptables_concerns_these_ports(match: str, ports: tuple[range, ...] | None) -> None:
+def test_rule_of_iptables_concerns_these_ports(match: str, ports: Ports | None) -> None:
     found = of_saved(f"PREROUTING {match} -j REDIRECT --to-ports 3128")
     assert [translation.ports for translation in found] == ([] if ports is None else [ports])
 
@@ -113,8 +114,8 @@ def of_nft(*rules: tuple[str, list[Json]], hook: str = "prerouting") -> list[Tra
     ("matches", "ports"),
     [
         ([match(DPORT, 8080)], PORT_8080),
-        ([match(payload("th", "dport"), {"set": [80, {"range": [8000, 8079]}]})], (range(80, 81), range(8000, 8080))),
-        ([match(DPORT, 8080, "!=")], (range(8080), range(8081, 65536))),
+        ([match(payload("th", "dport"), {"set": [80, {"range": [8000, 8079]}]})], BELOW_8080),
+        ([match(DPORT, 8080, "!=")], ALL_PORTS - PORT_8080),
         ([match(DPORT, "@unknown")], ALL_PORTS),
         ([match(payload("ip", "daddr"), "10.3.0.2"), match(DPORT, 8080)], PORT_8080),
         ([match(payload("ip", "daddr"), {"prefix": {"addr": "10.3.0.0", "len": 24}})], ALL_PORTS),
@@ -128,7 +129,7 @@ def of_nft(*rules: tuple[str, list[Json]], hook: str = "prerouting") -> list[Tra
         ([match({"meta": {"key": "iifname"}}, "lo"), match(DPORT, 8080)], None),
     ],
 )
-def test_rule_of_nftables_concerns_these_ports(matches: list[Json], ports: tuple[range, ...] | None) -> None:
+def test_rule_of_nftables_concerns_these_ports(matches: list[Json], ports: Ports | None) -> None:
     found = of_nft(("pre", [*matches, {"counter": None}, REDIRECT]))
     assert [translation.ports for translation in found] == ([] if ports is None else [ports])
     assert of_nft(("pre", [*matches, REDIRECT]), hook="output") == []
@@ -173,7 +174,7 @@ def test_statement_of_nftables_leads_there(statement: Json, address: str | None,
         ({"vmap": {"key": DPORT, "data": {"set": [[8080, {"drop": None}]]}}}, None),
     ],
 )
-def test_chains_of_nftables_count_with_the_ports_that_lead_there(jump: Json, ports: tuple[range, ...] | None) -> None:
+def test_chains_of_nftables_count_with_the_ports_that_lead_there(jump: Json, ports: Ports | None) -> None:
     found = of_nft(("pre", [jump]), ("sub", [REDIRECT]))
     expected = [] if ports is None else [Translation("sub of table inet t", ports, None, 3128)]
     assert found == expected

@@ -28,6 +28,7 @@ from mptcp_throttle.linux.inet_diag import ESTABLISHED, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, nested, pack, status
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request, read_consistently
+from mptcp_throttle.ports import Ports
 
 CLOSE_WAIT, LAST_ACK = 8, 9  # include/net/tcp_states.h
 ENTRY: Final = 20  # the type of the messages in a dump
@@ -371,14 +372,14 @@ def privileged(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("privileged")
 def test_list_subflows_keeps_nothing_of_an_interrupted_listing(answer: Answer) -> None:
     answer(listing(subflow(1), flags=NLM_F_DUMP_INTR), listing(subflow(2)), listing())
-    assert [ends.client.port for ends in list_subflows([8080]).subflows] == [2]
+    assert [ends.client.port for ends in list_subflows(Ports.of([8080])).subflows] == [2]
 
 
 @pytest.mark.usefixtures("privileged")
 def test_list_subflows_gives_up_when_always_interrupted(answer: Answer) -> None:
     answer(*[listing(subflow(1), flags=NLM_F_DUMP_INTR)] * 9)
     with pytest.raises(KernelListUnavailable, match="EINTR"):
-        list_subflows([8080])
+        list_subflows(Ports.of([8080]))
 
 
 @pytest.mark.usefixtures("privileged")
@@ -386,7 +387,7 @@ def test_list_subflows_has_what_was_closed_with_something_still_to_send(answer: 
     fake = answer(
         listing(subflow(1), subflow(2, LAST_ACK, 1), subflow(3, LAST_ACK, 2), subflow(4, CLOSE_WAIT)), listing()
     )
-    listed = list_subflows([8080]).subflows
+    listed = list_subflows(Ports.of([8080])).subflows
     assert {ends.client.port: seen.closing for ends, seen in listed.items()} == {1: False, 3: True, 4: False}
     # TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING
     assert unpack("=52xI", fake.sent[0][0].payload[:56]) == (sum(1 << state for state in (1, 4, 8, 9, 11)),)

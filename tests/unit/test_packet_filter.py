@@ -21,8 +21,11 @@ from mptcp_sniffer.segment import Malformed, parse_ethernet
 from mptcp_throttle import steering_mark
 from mptcp_throttle.linux.cbpf import Instruction, attach_filter, encode
 from mptcp_throttle.linux.link_header import LinkHeader
+from mptcp_throttle.ports import Ports
 
-PORTS = (8080, 3128)
+PORTS = Ports.parse([8080, 3128, "20000-20009"])
+MANY = Ports(tuple(range(port, port + 5) for port in range(8080, 8720, 10)))
+"""As many ranges as the configuration may have."""
 PROGRAMS = {link: signalling_filter(PORTS, link=link) for link in LinkHeader}
 ETHERNET_BYTES = 14
 OPTION_BYTES = 40
@@ -85,6 +88,8 @@ PASS = {
     "SYN over IPv6": frame("fd00:1::2", 40000, "fd00:3::2", 8080, "S", join_syn(token())),
     "SYN/ACK of the proxy": frame("10.3.0.2", 8080, "10.1.0.2", 40000, "SA", join_synack()),
     "SYN of plain TCP": ethernet(ipv4(tcp(flags=SYN))),
+    "the first port of a range": ethernet(ipv4(tcp(flags=SYN, dport=20000))),
+    "from the last port of a range": ethernet(ipv4(tcp(flags=SYN, sport=20009, dport=40000))),
     "FIN": ethernet(ipv4(tcp(DSS, flags=FIN | ACK))),
     "RST": ethernet(ipv4(tcp(flags=RST))),
     "the second port": ethernet(ipv4(tcp(PRIO, dport=3128))),
@@ -99,6 +104,10 @@ PASS = {
     "MP_TCPRST": carrying(bytes([30, 4, 0x80, 1])),
     "MP_PRIO of the proxy's kernel": from_proxy(DSS, PRIO),
     "MP_PRIO behind a NOP, of a client": carrying(DSS, APPENDED),
+    **{
+        f"MP_PRIO behind a NOP, of a client's port {port}": ethernet(ipv4(tcp(DSS + APPENDED, sport=port)))
+        for port in (443, 5000, 9999, 20010)
+    },
     "another option of the proxy behind a NOP": from_proxy(DSS, NOP, bytes([30, 3, 0x41])),
     "MP_PRIO of the proxy behind another option": from_proxy(TIMESTAMPS, bytes([8, 3, 0]), PRIO),
     "REMOVE_ADDR before the appended MP_PRIO": from_proxy(bytes([30, 4, 0x40, 3]), APPENDED),
@@ -128,11 +137,19 @@ REJECT = {
     "DSS with reserved bits": carrying(bytes([30, 4, 0x2F, 0])),
     "flags that neither open nor close": ethernet(ipv4(tcp(DSS, flags=OTHER_FLAGS))),
     "MP_PRIO appended to an acknowledgment": from_proxy(DSS, APPENDED),
+    "MP_PRIO appended to an acknowledgment from a range": ethernet(
+        ipv4(tcp(DSS + APPENDED, b"", sport=20005, dport=40000))
+    ),
     "MP_PRIO appended to an acknowledgment from the second port": ethernet(
         ipv4(tcp(DSS + APPENDED, b"", sport=3128, dport=40000))
     ),
     "MP_PRIO appended to the longest options": from_proxy(NOP * 36, APPENDED),
     "other ports": ethernet(ipv4(tcp(flags=SYN, sport=8081, dport=443))),
+    "ports beside a range": ethernet(ipv4(tcp(flags=SYN, sport=19999, dport=20010))),
+    "ports below all": ethernet(ipv4(tcp(flags=SYN, sport=443, dport=80))),
+    "ports between": ethernet(ipv4(tcp(flags=SYN, sport=5000, dport=9999))),
+    "other ports between": ethernet(ipv4(tcp(flags=SYN, sport=9999, dport=5000))),
+    "ports above all": ethernet(ipv4(tcp(flags=SYN, sport=40000, dport=40001))),
     "UDP": ethernet(ipv4(tcp(flags=SYN), protocol=17)),
     "UDP over IPv6": ethernet(ipv6(tcp(flags=SYN), next_header=17)),
     "TCP behind an IPv6 extension header": ethernet(ipv6(bytes([6, 0]) + bytes(6) + tcp(flags=SYN), next_header=0)),
@@ -308,7 +325,7 @@ other_option = st.builds(
 option_soup = st.lists(
     st.one_of(st.just(NOP), mptcp_option, other_option, st.just(DSS), st.binary(min_size=1, max_size=3)), max_size=12
 ).map(lambda options: b"".join(options)[:OPTION_BYTES])
-port = st.sampled_from([*PORTS, 40000, 0x8080, 8081])
+port = st.sampled_from([*PORTS, 40000, 0x8080, 8081, 443, 19999, 20010])
 
 
 @st.composite
@@ -346,8 +363,8 @@ def test_interpreter_kernel_and_parser_agree_on_any_frame(kernels: dict[LinkHead
 
 
 @pytest.mark.parametrize("link", LinkHeader)
-@pytest.mark.parametrize("ports", [(8080,), tuple(range(8000, 8016))], ids=len)
-def test_program_keeps_the_rules_of_the_kernel(link: LinkHeader, ports: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("ports", [Ports.of([8080]), MANY], ids=len)
+def test_program_keeps_the_rules_of_the_kernel(link: LinkHeader, ports: Ports) -> None:
     program = signalling_filter(ports, link=link)
     cbpf_interpreter.check(program)
     # include/uapi/linux/filter.h, struct sock_filter: u16, u8, u8, u32.
@@ -380,7 +397,7 @@ def test_interpreter_and_kernel_have_the_same_rules(name: str) -> None:
 
 def test_program_fits_into_optmem_max_of_kernels_before_6_7() -> None:
     """net.core.optmem_max was 20480 bytes; longer programs are refused with ENOMEM."""
-    kernel = Kernel(signalling_filter(range(8000, 8016), link=LinkHeader.ETHERNET))
+    kernel = Kernel(signalling_filter(MANY, link=LinkHeader.ETHERNET))
     # asm-generic/socket.h, SO_MEMINFO; its seventh number is SK_MEMINFO_OPTMEM (include/uapi/linux/sock_diag.h).
     charged = unpack("9I", kernel.far.getsockopt(socket.SOL_SOCKET, 55, 36))[6]
     kernel.close()

@@ -6,11 +6,12 @@ from worlds import configuration
 
 from mptcp_throttle.config.schema import Proxy
 from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.control.running_config import Judgement, RunningConfig, judge
 
 CONFIG = configuration()
 FASTER = configuration(linger="1s")
-INTERFACE = Proxy(("eth1",), (8080,))
+INTERFACE = Proxy(("eth1",), Ports.of([8080]))
 ELSEWHERE = replace(FASTER, proxy=INTERFACE, state_directory=Path("/y"))
 INVALID = ConfigError(["lte.yaml:4: cap: 'fast': is not a rate", "lte.yaml:5: colour: unknown key"])
 

@@ -8,12 +8,14 @@ from mptcp_throttle.config.load import config_paths, find_sockets, load_config
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import Per, RateKind
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.units import Rate
 
 REPOSITORY = Path(__file__).parents[2]
 
 ETHERNET = "name: ethernet\nsubnets: [10.1.0.0/24, 'fd00:1::/64']\npreference: 2\ncap: 1mbit\n"
 HASH = "scrypt:" + "0" * 32 + ":" + "0" * 64
+PORT_OR_RANGE = "allowed: a port from 1 to 65535, or a range of ports such as 20000-29999"
 WIFI = "name: wifi\nsubnets: [10.2.0.0/24]\npreference: 1\n"
 
 
@@ -30,8 +32,14 @@ def test_networks_are_ordered_by_preference_with_defaults_filled_in(tmp_path: Pa
     assert ethernet is not None
     assert ethernet.rates == {RateKind.CAP: Rate(1_000_000)}
     assert ethernet.per is Per.CLIENT
-    assert config.proxy.ports == (8080,)
+    assert config.proxy.ports == Ports.of([8080])
     assert config.daemon.mark_mask == 0xFFFF0000
+
+
+def test_ports_may_be_ranges(tmp_path: Path) -> None:
+    text = "proxy: {interface: eth0, ports: [30000, 20000-29999, 0x1f90, '8081']}\n"
+    config = load_config(write_config(tmp_path, text, ethernet=ETHERNET, wifi=WIFI))
+    assert str(config.proxy.ports) == "8080, 8081, 20000-30000"
 
 
 @pytest.mark.parametrize("path", ["config/mptcp-throttle.yaml", "config/examples/seed/mptcp-throttle.yaml"])
@@ -49,7 +57,7 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
         Rate(40_000_000),
         Rate(50_000_000),
     )
-    assert config.proxy.ports == (8080,)
+    assert config.proxy.ports == Ports.of([8080])
 
 
 @pytest.mark.parametrize(
@@ -127,10 +135,26 @@ def test_option_with_an_error_is_refused_in_one_line(tmp_path: Path, added: str,
 @pytest.mark.parametrize(
     ("proxy", "line"),
     [
-        ("interface: eth0, ports: ['a']", "ports[0]: 'a': allowed: a whole number from 1"),
-        ("interface: eth0, ports: []", "ports: []: allowed: a list of 1 to 16 ports"),
-        ("interface: eth0, ports: [0]", "ports[0]: 0: allowed: a whole number from 1 to 65535"),
-        ("interface: eth0, ports: [8080, 0x1f90]", "ports: [8080, 8080]: allowed: each of them once"),
+        ("interface: eth0, ports: ['a']", f"ports[0]: 'a': {PORT_OR_RANGE}"),
+        ("interface: eth0, ports: []", "ports: []: allowed: a list of 1 to 64 ports and ranges"),
+        ("interface: eth0, ports: [0]", f"ports[0]: 0: {PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [70000]", f"ports[0]: 70000: {PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [yes]", f"ports[0]: yes: {PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [[80]]", f"ports[0]: [80]: {PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [8080, 29999-20000]", f"ports[1]: '29999-20000': {PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [0-80]", f"ports[0]: '0-80': {PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [8080-]", f"ports[0]: '8080-': {PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [65000-70000]", f"ports[0]: '65000-70000': {PORT_OR_RANGE}"),
+        ("interface: eth0, ports: 8080-8090", "ports: '8080-8090': allowed: a list of 1 to 64 ports and ranges"),
+        (
+            "interface: eth0, ports: [8080, 8000-9000]",
+            "ports: [8080, '8000-9000']: has port 8080 twice; allowed: each port once",
+        ),
+        (
+            "interface: eth0, ports: [100-200, 1-300]",
+            "ports: ['100-200', '1-300']: has port 100 twice; allowed: each port once",
+        ),
+        ("interface: eth0, ports: [8080, 0x1f90]", "ports: [8080, 8080]: has port 8080 twice; allowed: each port once"),
         ("ports: [8080]", "interface: is required; for several: proxy.interfaces"),
         (
             "interface: eth0, interfaces: [wg0], ports: [8080]",

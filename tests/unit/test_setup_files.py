@@ -15,6 +15,7 @@ from setup_facts import HOST
 
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import ConfigError, UserError
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.setup.kept_files import (
     MAIN_FILE,
     NETWORK_FILES,
@@ -67,7 +68,7 @@ def test_proposed_file_passes_the_loader_and_has_a_reason_per_value(tmp_path: Pa
     (tmp_path / "networks.d/wifi.yaml").write_text(shipped("wifi.yaml"))
     (tmp_path / MAIN_FILE).write_text(text)
     config = load_config(tmp_path / MAIN_FILE)
-    assert (config.proxy.interfaces, config.proxy.ports) == (("eth0",), (8080,))
+    assert (config.proxy.interfaces, config.proxy.ports) == (("eth0",), Ports.of([8080]))
     assert text.count("# setup:") >= len(made.values)
     assert [line for line in shipped(MAIN_FILE).splitlines() if line not in text.splitlines()] == []
 

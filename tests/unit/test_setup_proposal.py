@@ -11,7 +11,7 @@ import yaml
 from setup_facts import HOST, interface, listener
 
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError
-from mptcp_throttle.packet_rules import ALL_PORTS
+from mptcp_throttle.ports import ALL_PORTS, Ports
 from mptcp_throttle.setup.collect_facts import legacy_dropping, nft_dropping, printable, unit_of
 from mptcp_throttle.setup.host_facts import ClientPath, HostFacts, Mptcp, Owner, SquidFacts, Translation
 from mptcp_throttle.setup.proposal import Proposal, next_steps, propose
@@ -65,7 +65,7 @@ def test_host_where_no_proxy_listens_is_refused() -> None:
     assert status == os.EX_UNAVAILABLE
     assert "no program listens with MPTCP for other hosts (plain TCP: 22 by sshd)" in line
     assert "start Squid, whose http_port is 8080" in line
-    assert values(propose(replace(HOST, listeners=()), ports=[3128]))["proxy.ports"] == [3128]
+    assert values(propose(replace(HOST, listeners=()), ports=Ports.of([3128])))["proxy.ports"] == [3128]
 
 
 def test_known_server_with_plain_tcp_is_proposed_with_its_drop_in() -> None:
@@ -107,7 +107,7 @@ def test_program_that_is_no_known_proxy_is_proposed_only_by_name() -> None:
         "setup: no known proxy accepts MPTCP, but other programs do (81 by unknown, 9100 by node_exporter); allowed:"
         " --port, once for each port of the proxy, as setup does not know these programs",
     )
-    assert values(propose(facts, ports=[9100]))["proxy.ports"] == [9100]
+    assert values(propose(facts, ports=Ports.of([9100])))["proxy.ports"] == [9100]
 
 
 def test_plain_proxy_beside_another_program_with_mptcp_is_refused() -> None:
@@ -118,23 +118,44 @@ def test_plain_proxy_beside_another_program_with_mptcp_is_refused() -> None:
     assert line.startswith(
         "setup: no known proxy accepts MPTCP (3128 by squid), but other programs do (9100 by node_exporter); allowed: "
     )
-    assert values(propose(facts, ports=[3128]))["proxy.ports"] == [3128]
+    assert values(propose(facts, ports=Ports.of([3128])))["proxy.ports"] == [3128]
+
+
+def test_adjacent_ports_of_a_proxy_are_proposed_as_a_range() -> None:
+    facts = replace(HOST, listeners=tuple(listener(port) for port in (3128, *range(20000, 20040))))
+    proposal = propose(facts)
+    assert values(proposal)["proxy.ports"] == [3128, "20000-20039"]
+    assert reason(proposal, "proxy.ports") == (
+        "squid (squid.service) listens on 3128 with MPTCP; squid (squid.service) listens on 20000-20039 with MPTCP"
+    )
+
+
+def test_range_that_is_named_says_what_listens_in_it() -> None:
+    facts = replace(HOST, listeners=(listener(20003), listener(20005, mptcp=False)))
+    proposal = propose(facts, ports=Ports((range(20000, 30000),)))
+    assert values(proposal)["proxy.ports"] == ["20000-29999"]
+    assert reason(proposal, "proxy.ports") == (
+        "named with --port: squid (squid.service) listens on 20003 with MPTCP; squid (squid.service) listens on 20005,"
+        " with plain TCP until it is started with MPTCP; nothing listens on 20000-20002, 20004, 20006-29999 yet"
+    )
 
 
 def test_more_ports_than_the_configuration_may_have_are_refused() -> None:
-    many = replace(HOST, listeners=tuple(listener(port) for port in range(8000, 8017)))
-    status, line = refusal(many)
-    assert (status, "17 ports" in line, "--port" in line) == (EX_COMMAND_LINE, True, True)
-    assert values(propose(many, ports=[8001, 8000]))["proxy.ports"] == [8000, 8001]
-    with pytest.raises(UserError) as caught:
-        propose(HOST, ports=range(1, 18))
-    assert (caught.value.status, str(caught.value)) == (EX_COMMAND_LINE, "setup: --port: 17 ports; allowed: up to 16")
+    apart = range(8000, 8130, 2)
+    status, line = refusal(replace(HOST, listeners=tuple(listener(port) for port in apart)))
+    assert (status, line) == (
+        EX_COMMAND_LINE,
+        "setup: the proxy listens on 65 ports and ranges; allowed: up to 64, such as --port 20000-29999",
+    )
+    with pytest.raises(UserError, match=r"^setup: --port: 65 ports and ranges; allowed: up to 64, ") as caught:
+        propose(HOST, ports=Ports.of(apart))
+    assert caught.value.status == EX_COMMAND_LINE
 
 
 def test_squid_without_http_port_is_named_without_one() -> None:
     facts = replace(HOST, listeners=(), squid=SquidFacts(frozenset(), serves_hosts=True, has_large_buffer=True))
     assert refusal(facts)[1].endswith("allowed: start Squid, or --port")
-    (note,) = propose(facts, ports=[8080]).notes
+    (note,) = propose(facts, ports=Ports.of([8080])).notes
     assert note == "Squid has no http_port: write `http_port 8080` into a file in /etc/squid/conf.d"
 
 
@@ -226,7 +247,7 @@ def test_squid_of_debian_gets_the_lines_that_it_lacks() -> None:
     notes = propose(replace(HOST, listeners=(listener(3128, mptcp=False),), squid=debian)).notes
     assert any("`http_access allow clients`" in note for note in notes)
     assert any("`client_request_buffer_max_size 64 MB`" in note for note in notes)
-    (note,) = propose(replace(HOST, listeners=(), squid=debian), ports=[8080]).notes
+    (note,) = propose(replace(HOST, listeners=(), squid=debian), ports=Ports.of([8080])).notes
     assert note.startswith("Squid's http_port is 3128: --port takes it, or write `http_port 8080`")
 
 
@@ -247,49 +268,53 @@ def test_firewall_that_drops_is_a_note() -> None:
     ("ports", "address", "port", "note"),
     [
         (
-            [8080],
+            Ports.of([8080]),
             "172.17.0.2",
             3128,
             "port 8080 are sent to 172.17.0.2, port 3128 (chain c): they do not end at the proposed port, and are not"
             " throttled",
         ),
         (
-            [range(8000, 9000)],
+            Ports((range(8000, 9000),)),
             None,
             3128,
             "port 8080 are sent to this host, port 3128 (chain c): they do not end at the proposed port, and are not"
             " throttled",
         ),
         (
-            [0],
+            ALL_PORTS,
             "172.17.0.2",
             None,
             "port 8080 are sent to 172.17.0.2, port as before (chain c): they do not end at the proposed port, and are"
             " not throttled",
         ),
-        ([80], None, 8080, "port 80 are sent to this host, port 8080 (chain c): their uploads are not throttled"),
         (
-            [range(80, 90), 443, 8080],
+            Ports.of([80]),
+            None,
+            8080,
+            "port 80 are sent to this host, port 8080 (chain c): their uploads are not throttled",
+        ),
+        (
+            Ports((range(80, 90), range(443, 444), range(8080, 8081))),
             None,
             8080,
             "port 80-89, 443 are sent to this host, port 8080 (chain c): their uploads are not throttled",
         ),
-        ([8080], None, 8080, None),
-        ([8080], None, None, None),
-        ([80], "172.17.0.2", 8080, None),
+        (Ports.of([8080]), None, 8080, None),
+        (Ports.of([8080]), None, None, None),
+        (Ports.of([80]), "172.17.0.2", 8080, None),
     ],
 )
 def test_address_translation_of_the_proposed_port_is_a_note(
-    ports: list[int | range], address: str | None, port: int | None, note: str | None
+    ports: Ports, address: str | None, port: int | None, note: str | None
 ) -> None:
-    ranges = [(each if isinstance(each, range) else range(each, each + 1)) if each else ALL_PORTS[0] for each in ports]
-    facts = replace(HOST, translations=(Translation("c", tuple(ranges), address, port),))
+    facts = replace(HOST, translations=(Translation("c", ports, address, port),))
     assert propose(facts).notes == (() if note is None else (f"connections to {note}",))
 
 
 def test_socket_unit_of_systemd_is_a_note() -> None:
     systemd = listener(8080, owner=Owner(1, "systemd", None), mptcp=False)
-    (note,) = propose(replace(HOST, listeners=(systemd,)), ports=[8080]).notes
+    (note,) = propose(replace(HOST, listeners=(systemd,)), ports=Ports.of([8080])).notes
     assert "SocketProtocol=mptcp" in note
 
 
@@ -320,10 +345,10 @@ def test_any_name_of_an_interface_is_written_as_text(name: str) -> None:
 @pytest.mark.parametrize("name", ["a\x85web: x", "a\u2028b", "a\x1b[2J", "a\nb", "ü"])
 def test_name_of_a_process_cannot_end_a_line(name: str) -> None:
     facts = replace(HOST, listeners=(listener(8080, owner=Owner(5, printable(name), None)),))
-    text = proposed_text(propose(facts, ports=[8080]), None)
+    text = proposed_text(propose(facts, ports=Ports.of([8080])), None)
     assert text.isascii()
     assert "\x1b" not in text
-    assert text.count("\n") == proposed_text(propose(HOST, ports=[8080]), None).count("\n")
+    assert text.count("\n") == proposed_text(propose(HOST, ports=Ports.of([8080])), None).count("\n")
 
 
 def test_next_steps_are_in_the_order_in_which_they_work() -> None:

@@ -11,6 +11,7 @@ from examples import examined_host
 from mptcp_throttle.cli.doctor import proxy_checks
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.model import RateKind
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.units import Rate
 
 REPOSITORY = Path(__file__).parents[2]
@@ -99,7 +100,7 @@ def test_squid_on_other_ports_is_not_the_proxy(configuration: Path) -> None:
 def test_port_without_a_listener_names_the_ports_of_squid(
     configuration: Path, monkeypatch: pytest.MonkeyPatch, lines: str, listed: str | None
 ) -> None:
-    monkeypatch.setattr(proxy_checks, "_listens", lambda _protocol, _port: False)
+    monkeypatch.setattr(proxy_checks, "_listening", lambda _: Ports())
     (without,) = proxy_checks.listeners(examined_host())
     configuration.write_text(lines)
     (finding,) = proxy_checks.listeners(examined_host())

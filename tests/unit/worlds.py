@@ -9,6 +9,7 @@ from examples import ETHERNET, WIFI
 
 from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, Proxy, SnifferSection, WebSection
 from mptcp_throttle.model import AccessNetwork, LogLevel
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.vocabulary.clock import Clock
 
@@ -45,7 +46,7 @@ class ManualSource:
 
 def configuration(networks: tuple[AccessNetwork, ...] = (WIFI, ETHERNET), **daemon: object) -> Config:
     return Config(
-        Proxy(("eth0",), (8080,)),
+        Proxy(("eth0",), Ports.of([8080])),
         SnifferSection(),
         DaemonSection.model_validate({"linger": "5s", **daemon}),
         MetricsSection(),

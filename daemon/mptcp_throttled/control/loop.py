@@ -246,7 +246,7 @@ class Loop:
         table = self._decisions
         # The filter for fwmarks needs a port of the proxy: with `rules`, subflows on other ports have no class.
         by_port = self._kernel.classifier == ClassifierKind.RULES
-        ports = frozenset(self._config.config.proxy.ports) if by_port else None
+        ports = self._config.config.proxy.ports if by_port else None
         previous = table.reconfigure(self._terms.configured, terms, paused=paused, ports=ports)
         take = table.replace if update is not None and update.whole else table.update
         changed = self._with_other_ailments()

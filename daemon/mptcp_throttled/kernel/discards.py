@@ -18,6 +18,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, AttachType, BpfObject, is_attached
 from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.kernel.interfaces import Interface, find_interfaces
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings, read_counters
@@ -39,7 +40,7 @@ _RETRY_SECONDS: Final = 30.0
 class DiscardPrograms:
     """The two programs, for connections to these ports. All methods raise KernelError."""
 
-    def __init__(self, ports: Sequence[int]) -> None:
+    def __init__(self, ports: Ports) -> None:
         # They need neither the cookie of the namespace nor the handle of HTB.
         self.object = BpfObject(OBJECTS / "discards.bpf.o", pack_settings(0, ports, 0))
         try:
@@ -79,7 +80,7 @@ class DiscardPrevention:
     It goes on while the sniffer does not answer, and stops while the operator pauses.
     """
 
-    def __init__(self, interfaces: tuple[str, ...], ports: Sequence[int]) -> None:
+    def __init__(self, interfaces: tuple[str, ...], ports: Ports) -> None:
         self._counters = DiscardCounters()
         self._names = interfaces
         self._ports = ports

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from mptcp_throttle.linux.inet_diag import ANY_PORT
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import Ailment, FourTuple
+from mptcp_throttle.ports import ALL_PORTS
 from mptcp_throttled.kernel.classes.choice import ClassifierChoice
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
@@ -93,7 +93,7 @@ class LinuxKernel:
 
     def adopt(self) -> dict[FourTuple, int]:
         """Adopt what an earlier instance has left in the kernel; returns its class assignments."""
-        sockets = SocketReader((ANY_PORT,)).read()  # the proxy may have opened subflows itself
+        sockets = SocketReader(ALL_PORTS).read()  # the proxy may have opened subflows itself
         classes = {ends: state.minor for ends, state in sockets.items() if state.minor}
         assignments = dict(classes)
         for state in self._classifier.present.read().values():

@@ -6,24 +6,22 @@ The headers say what the fields mean. A structure inside another is packed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import fields
 from ipaddress import IPv4Address
 from pathlib import Path
-from struct import Struct
 from typing import Annotated, Final, NamedTuple, TypeVar
 
 from mptcp_throttle.linux.c_layout import U32, U64, pack, size_of, struct_of, unpack
 from mptcp_throttle.linux.inet_diag import IPV4_MAPPED, unmapped
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import Address, FourTuple
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.vocabulary.control_group import KEY_BYTES, NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, SteeringCounters, UplinkCounters
 
 OBJECTS: Final = Path(__file__).with_name("bpf")
 
-_MAX_PORTS: Final = 16
-_PORTS: Final = Struct(f"{_MAX_PORTS}I")
+_PORT_BYTES: Final = 65536 // 8
 
 _Counters = TypeVar("_Counters", UplinkCounters, ProgramCounters, DiscardCounters, SteeringCounters)
 
@@ -32,7 +30,7 @@ class Settings(NamedTuple):
     """Constants of a program."""
 
     netns_cookie: U64
-    ports: Annotated[bytes, f"{_PORTS.size}s"]
+    ports: Annotated[bytes, f"{_PORT_BYTES}s"]
     htb_handle: U32
     control_bound: U32
     control_key: Annotated[bytes, f"{KEY_BYTES}s"]
@@ -195,11 +193,12 @@ class Ack(NamedTuple):
 
 
 def pack_settings(
-    netns_cookie: int, ports: Sequence[int], htb_handle: int, control_group: ControlGroup = NO_CONTROL_GROUP
+    netns_cookie: int, ports: Ports, htb_handle: int, control_group: ControlGroup = NO_CONTROL_GROUP
 ) -> bytes:
     """The content of `.rodata`."""
-    packed_ports = _PORTS.pack(*ports, *(0,) * (_MAX_PORTS - len(ports)))
-    return pack(Settings(netns_cookie, packed_ports, htb_handle, control_group.bound, control_group.key))
+    bits = sum((1 << len(each)) - 1 << each[0] for each in ports.ranges)
+    packed = bits.to_bytes(_PORT_BYTES, "little")
+    return pack(Settings(netns_cookie, packed, htb_handle, control_group.bound, control_group.key))
 
 
 def pack_ends(ends: FourTuple) -> bytes:

@@ -11,6 +11,7 @@ from mptcp_throttle.config.schema import Config, DaemonSection
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import BackEnd
+from mptcp_throttle.ports import NO_PORTS
 from mptcp_throttled.kernel.classes.choice import ClassifierChoice, choose_classifier
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, FilterSet
@@ -76,7 +77,7 @@ def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | No
 
     `directory` has the saved qdiscs; Open vSwitch is looked for in the default directory.
     """
-    kernel = LinuxKernel(RootQdiscs((), MarkedTraffic(1, ()), directory), _removing_classifier())
+    kernel = LinuxKernel(RootQdiscs((), MarkedTraffic(1, NO_PORTS), directory), _removing_classifier())
     switch = OpenVswitch(Path(DaemonSection().openvswitch_directory))
     return kernel, LinuxKernel(*_of_switch("", switch)) if _is_accessible(switch) else None
 

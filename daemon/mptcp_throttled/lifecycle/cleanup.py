@@ -12,6 +12,7 @@ from mptcp_throttle.config.load import find_daemon_directory, load_config
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
+from mptcp_throttle.ports import NO_PORTS, Ports
 from mptcp_throttled.enforcing.reconciler import Reconciler
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, FilterSet
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
@@ -24,7 +25,7 @@ from mptcp_throttled.lifecycle.port_record import PortRecord
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from pathlib import Path
 
     from mptcp_throttle.model import FourTuple
@@ -53,25 +54,24 @@ def release_sockets(release: Callable[[], int]) -> None:
         )
 
 
-def release_old_ports(recorded: Collection[int], ports: Collection[int], kept: KeptLink) -> None:
+def release_old_ports(recorded: Ports, ports: Ports, kept: KeptLink) -> None:
     """Free the sockets that an earlier instance has throttled on ports that are not among `ports`."""
-    unserved = {*recorded} - {*ports}
+    unserved = recorded - ports
     if unserved:
         kept.forget_earlier()  # its program would throttle them again
-        for port in unserved:
-            release_sockets(PacedSockets((port,)).free_sockets)
+        release_sockets(PacedSockets(unserved).free_sockets)
 
 
-def free_steered(directory: Path, ports: Collection[int]) -> None:
+def free_steered(directory: Path, ports: Ports) -> None:
     """Free the subflows that another instance has held back; what cannot be freed is logged.
 
     Before its sockets are freed: what they have tells these subflows from those that clients want as backups.
     """
     with closing(ClsactFilters(directory, FilterSet.STEERING)) as filters:
-        steering.remove_leftovers(filters, [*ports])
+        steering.remove_leftovers(filters, ports)
 
 
-def free_uplinks(filters: ClsactFilters, directory: Path, ports: Collection[int]) -> None:
+def free_uplinks(filters: ClsactFilters, directory: Path, ports: Ports) -> None:
     """Free the uplinks that another instance has left throttled; what cannot be freed is logged.
 
     Its filter tells that there may be any: then all clients are told that their subflows are regular. A file in
@@ -100,13 +100,13 @@ def free_uplinks(filters: ClsactFilters, directory: Path, ports: Collection[int]
         _log.info("uplinks of an earlier instance: %d subflows freed", told)
 
 
-def _tell_clients(ports: Collection[int]) -> int:
+def _tell_clients(ports: Ports) -> int:
     told: set[FourTuple] = set()
     with AckSender() as sender:
         for attempt in range(_TELLING_ATTEMPTS):  # MP_PRIO is not acknowledged
             if attempt:
                 time.sleep(_TELLING_SECONDS)
-            for ack in (ack for port in ports for ack in list_acks(port)):
+            for ack in list_acks(ports):
                 with suppress(KernelError):  # a client that cannot be reached now
                     sender.send(ack)
                     told.add(ack.ends)
@@ -160,8 +160,8 @@ def clean_up_host(path: Path) -> None:
                 remove_leftovers(unused)
             with closing(ClsactFilters(directory)) as filters:
                 free_uplinks(filters, directory, recorded)
-            release_old_ports(recorded, (), KeptLink())
-            record.write(())
+            release_old_ports(recorded, NO_PORTS, KeptLink())
+            record.write(NO_PORTS)
 
 
 def require_capabilities() -> None:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.ports import NO_PORTS, Ports
 
 _FORMAT_VERSION: Final = 1
-_END_OF_PORTS: Final = 65536
 
 
 class PortRecord:
@@ -25,21 +25,20 @@ class PortRecord:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "ports.json"
 
-    def write(self, ports: Collection[int]) -> None:
+    def write(self, ports: Ports) -> None:
         """Record the ports. Raises UserError if the file cannot be written."""
         with _file_errors_as_user_errors():
-            write_atomically(self._path, json.dumps({"version": _FORMAT_VERSION, "ports": sorted(ports)}))
+            write_atomically(self._path, json.dumps({"version": _FORMAT_VERSION, "ports": ports.items}))
 
-    def load(self) -> frozenset[int]:
+    def load(self) -> Ports:
         """The recorded ports; none if there is no record, or a malformed one. Raises UserError if it cannot be read."""
         with _file_errors_as_user_errors():
             text = self._path.read_text(encoding="utf-8") if self._path.exists() else "{}"
         try:
             document = json.loads(text)
-            ports = frozenset(map(int, document["ports"])) if document["version"] == _FORMAT_VERSION else frozenset()
+            return Ports.parse(document["ports"]) if document["version"] == _FORMAT_VERSION else NO_PORTS
         except (ValueError, KeyError, TypeError):
-            return frozenset()
-        return ports if all(0 < port < _END_OF_PORTS for port in ports) else frozenset()
+            return NO_PORTS
 
 
 @contextmanager

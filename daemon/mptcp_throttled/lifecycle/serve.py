@@ -11,6 +11,7 @@ from mptcp_throttle import logs, service
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.ports import NO_PORTS
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.steering.steering import NoSteering
@@ -49,7 +50,7 @@ def serve(path: Path) -> None:
         group = control_group(config.daemon.control_group, config.state_directory)
         kernel, steering, features = back_ends.kernel_of(config, kept.replace, group)
         # Steering frees subflows itself, but only those on the ports that are served.
-        if isinstance(steering, NoSteering) or {*recorded} - {*config.proxy.ports}:
+        if isinstance(steering, NoSteering) or recorded - config.proxy.ports:
             free_steered(directory, recorded)
         service.require_writable(config.state_directory)
         # First: if this back end cannot be used, no subflow may stay throttled by the other one.
@@ -62,8 +63,8 @@ def serve(path: Path) -> None:
             free_steered(directory, recorded)
             raise
         with closing(ClsactFilters(directory)) as filters:
-            free_uplinks(filters, directory, {*recorded, *config.proxy.ports})
-            release_old_ports(recorded, config.proxy.ports if config.daemon.pacing else (), kept)
+            free_uplinks(filters, directory, recorded | config.proxy.ports)
+            release_old_ports(recorded, config.proxy.ports if config.daemon.pacing else NO_PORTS, kept)
             record.write(config.proxy.ports)
             uplinks = Uplinks(config.proxy.interfaces, filters)
             daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, steering, features, kept, group)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.history import FLUSH_SECONDS
 from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
@@ -47,7 +48,7 @@ class Observer(threading.Thread):
 
     def __init__(
         self,
-        ports: Sequence[int],
+        ports: Ports,
         snapshots: Snapshots,
         class_bytes: Callable[[], Mapping[int, int]],
         steered: Callable[[], Mapping[FourTuple, SteeredTotals]],
@@ -56,7 +57,7 @@ class Observer(threading.Thread):
         super().__init__(name="observer", daemon=True)
         self._class_bytes = class_bytes
         self._steered = steered
-        self._ports = frozenset(ports)
+        self._ports = ports
         self._sockets = SocketReader(ports)
         self._snapshots = snapshots
         self._accounts = accounts

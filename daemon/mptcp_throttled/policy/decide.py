@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Direction, Per, RateKind, Subflow
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.decision import Decision, Share, Verdict
 from mptcp_throttled.vocabulary.locator import Locator
@@ -42,7 +43,7 @@ def decide(
     terms: PresentTerms,
     *,
     paused: bool,
-    ports: frozenset[int] | None = None,
+    ports: Ports | None = None,
     control_group: ControlGroup = NO_CONTROL_GROUP,
 ) -> tuple[Decision, ...]:
     """The decision for every subflow of a connection; while `paused`, all are free.

@@ -14,6 +14,7 @@ from typing import Final
 from immutables import Map
 
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Token
+from mptcp_throttle.ports import NO_PORTS, Ports
 from mptcp_throttled.policy.clients import Clients, links
 from mptcp_throttled.policy.decide import decide
 from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
@@ -33,7 +34,7 @@ class DecisionTable:
         self.connections: Map[Token, Connection] = Map()
         self.decisions: Map[Token, tuple[Decision, ...]] = Map()
         self._renamed: dict[Token, None] = {}
-        self._ports: frozenset[int] | None = None
+        self._ports: Ports | None = None
         self._terms, self._paused = PresentTerms(), False
         self._use(())
 
@@ -51,7 +52,7 @@ class DecisionTable:
         terms: PresentTerms,
         *,
         paused: bool,
-        ports: frozenset[int] | None = None,
+        ports: Ports | None = None,
     ) -> Previous:
         """Use these inputs of `decide` from now on; any decision may have changed."""
         before, self._ports = self._ports, ports
@@ -67,7 +68,7 @@ class DecisionTable:
             return self._decide(self.connections)
         tokens = {token for client in _changed(terms_before, terms) for token in self._users.get(client, ())}
         if before != ports:
-            same = ports or before or frozenset()
+            same = ports or before or NO_PORTS
             tokens.update(
                 token
                 for token, connection in self.connections.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from mptcp_throttle.linux.qdisc_kinds import OWN_HANDLE
+from mptcp_throttle.ports import Ports
 
 MAJOR: Final = 0xFFFF_0000
 """The bits of a class id that are the handle of its qdisc (TC_H_MAJ_MASK, include/uapi/linux/pkt_sched.h)."""
@@ -27,7 +28,7 @@ class MarkedTraffic(NamedTuple):
     """Which packets the filter classifies: those from the proxy's TCP `ports`, by the fwmark bits under `mask`."""
 
     mask: int
-    ports: tuple[int, ...]
+    ports: Ports
 
 
 def mark_shift(mask: int) -> int:

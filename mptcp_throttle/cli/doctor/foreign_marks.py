@@ -16,9 +16,6 @@ from typing import Final
 
 from mptcp_throttle.model import OWN_CHAIN, OWN_TABLE
 from mptcp_throttle.packet_rules import (
-    ALL_PORTS,
-    Ports,
-    common,
     nft_jumps,
     nft_maps,
     nft_ports,
@@ -28,6 +25,7 @@ from mptcp_throttle.packet_rules import (
     saved_ports,
     saved_rules,
 )
+from mptcp_throttle.ports import ALL_PORTS, Ports
 from mptcp_throttle.rpc import Json
 
 _HOOK: Final = "POSTROUTING"
@@ -50,7 +48,7 @@ def iptables_chains(saved: str, mask: int | None, *, all_hooks: bool = False, po
     if OWN_CHAIN in targets and not all_hooks:
         rules[_HOOK] = rules[_HOOK][targets.index(OWN_CHAIN) + 1 :]
     matching = {
-        chain: [rule for rule in listed if common(ports, saved_ports(rule, "sport"))] for chain, listed in rules.items()
+        chain: [rule for rule in listed if ports & saved_ports(rule, "sport")] for chain, listed in rules.items()
     }
     jumps = {chain: [option(rule, "-j", "-g") for rule in listed] for chain, listed in matching.items()}
     present = reached([_OUTPUT, _HOOK] if all_hooks else [_HOOK], jumps)
@@ -98,12 +96,10 @@ def _chains_of_table(items: Iterable[Json], mask: int | None, ports: Ports, *, a
             case {"chain": chain} if _is_later(chain, all_hooks=all_hooks):
                 hooked.append(chain["name"])
             case {"rule": {"chain": chain, "expr": rule}}:
-                if common(ports, nft_ports(rule, "sport")):
+                if ports & nft_ports(rule, "sport"):
                     rules[chain].append(rule)
     jumps = {
-        chain: [
-            target for rule in listed for matched, target in nft_jumps(rule, maps, "sport") if common(ports, matched)
-        ]
+        chain: [target for rule in listed for matched, target in nft_jumps(rule, maps, "sport") if ports & matched]
         for chain, listed in rules.items()
     }
     present = reached(hooked, jumps)

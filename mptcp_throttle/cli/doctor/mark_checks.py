@@ -10,7 +10,8 @@ from typing import Final
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
 from mptcp_throttle.findings import Finding, Host, note, or_ok
 from mptcp_throttle.model import BackEnd, ClassifierKind
-from mptcp_throttle.packet_rules import IPTABLES_SAVE, NFT_LIST, Ports
+from mptcp_throttle.packet_rules import IPTABLES_SAVE, NFT_LIST
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.programs import ProgramFailed, output_of
 from mptcp_throttle.rpc import Json
 
@@ -48,8 +49,7 @@ def foreign_marks(host: Host) -> list[Finding]:
     if os.geteuid() != 0:
         return [Finding(_SUBJECT, unchecked="only root may list the rules of iptables and nftables")]
     mask = host.config.daemon.mark_mask if kind == ClassifierKind.RULES else None
-    ports = tuple(range(port, port + 1) for port in host.config.proxy.ports)
-    return or_ok(_SUBJECT, _changing_chains(mask, ports, all_hooks=kind == ClassifierKind.SOCKET))
+    return or_ok(_SUBJECT, _changing_chains(mask, host.config.proxy.ports, all_hooks=kind == ClassifierKind.SOCKET))
 
 
 def legacy_tables(host: Host) -> Iterator[Finding]:

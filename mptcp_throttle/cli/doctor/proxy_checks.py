@@ -18,6 +18,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.model import AccessNetwork, Address, Direction, Network
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.programs import output_of
 from mptcp_throttle.setup.collect_facts import listeners_elsewhere, read_translations
 from mptcp_throttle.setup.nat_rules import led_away
@@ -50,24 +51,34 @@ def interface(host: Host) -> Iterator[Finding]:
 
 @of_the_proxy("proxy ports")
 def listeners(host: Host) -> Iterator[Finding]:
-    """Whether a process listens on each port of the proxy, with MPTCP."""
-    for port in host.config.proxy.ports:
-        subject = f"proxy port {port}"
-        if _listens("-M", port):
-            yield Finding(subject)
-        elif _listens("-t", port):
+    """Whether a process listens on each port of the proxy, with MPTCP; of a range, on one of its ports at least."""
+    with_mptcp, used = _listening("-M"), _listening("-t")
+    for item in host.config.proxy.ports.items:
+        ports = Ports.parse([item])
+        plain, is_served = (ports & used) - with_mptcp, bool(ports & with_mptcp)
+        subject = f"proxy port {item}" if len(ports) == 1 else f"proxy ports {item}"
+        if plain:
+            problem = "has a listener without MPTCP" if len(ports) == 1 else f"without MPTCP: {_listed(plain)}"
             remedy = "start the proxy with `mptcpize run`; for a service, `mptcp-throttle setup --server-drop-in NAME`"
-            yield Finding(subject, "has a listener without MPTCP", remedy)
+            yield Finding(subject, problem, remedy, harm=not is_served)
+        elif is_served:
+            yield Finding(subject)
         else:
-            remedy = f"start the proxy, or set proxy.ports{_remedy_for_port(port)}"
-            yield Finding(subject, "no process listens on it", remedy)
+            remedy = f"start the proxy, or set proxy.ports{_remedy_for_port(ports)}"
+            yield Finding(subject, f"no process listens on {'it' if len(ports) == 1 else 'them'}", remedy)
 
 
-def _listens(protocol: str, port: int) -> bool:
-    shown = output_of("ss", "-H", "-l", "-n", protocol, "sport", "=", f":{port}")
+def _listed(ports: Ports) -> str:
+    return listed(map(str, ports.items))
+
+
+def _listening(protocol: str) -> Ports:
+    """The ports on which sockets of TCP (`-t`) or of MPTCP (`-M`) listen."""
+    shown = output_of("ss", "-H", "-l", "-n", protocol)
     if shown is None:
         raise UserError("ss: not found; it is part of iproute2", os.EX_UNAVAILABLE)
-    return bool(shown.strip())
+    addresses = (line.split()[3] for line in shown.splitlines())
+    return Ports.of(int(address.rpartition(":")[2]) for address in addresses)
 
 
 @of_the_proxy(_ENDS)
@@ -80,9 +91,10 @@ def ends(host: Host) -> list[Finding]:
     except KernelError as error:
         return [Finding(_ENDS, unchecked=str(error))]
     leading = [(rule, ports) for rule, ports in rules if ports]
-    targets = {rule.port for rule, _ in leading if rule.address is not None and rule.port is not None}
-    absent = {port for port in host.config.proxy.ports if not _listens("-t", port)}
-    problems = [f"connections to port {listed(map(str, ports))} are sent to {rule.target}" for rule, ports in leading]
+    targets = Ports.of(rule.port for rule, _ in leading if rule.address is not None and rule.port is not None)
+    used = _listening("-t")
+    absent = Ports(tuple(each for each in host.config.proxy.ports.ranges if not used & Ports((each,))))
+    problems = [f"connections to port {_listed(ports)} are sent to {rule.target}" for rule, ports in leading]
     problems += [
         f"{'an unknown process' if owner is None else owner} listens on port {port} in another network namespace"
         for port, owner in listeners_elsewhere(targets | absent)
@@ -200,23 +212,22 @@ def access(host: Host) -> Iterator[Finding]:
         lines = list(read_lines(CONFIGURATION))
     except OSError:
         return  # no Squid, or `uploads` says so
-    if not http_ports(lines) & {*host.config.proxy.ports}:
+    if not Ports.of(http_ports(lines)) & host.config.proxy.ports:
         return
     problem = "its http_access allows only this host, so it denies the clients"
     remedy = "`http_access allow` for the subnets of the clients, in a file in /etc/squid/conf.d, and restart Squid"
     yield note("access to Squid", is_well=serves_hosts(lines), problem=problem, remedy=remedy)
 
 
-def _remedy_for_port(port: int) -> str:
-    """What else to do where no process listens on a port of the proxy: Debian's Squid has 3128. May be empty."""
+def _remedy_for_port(ports: Ports) -> str:
+    """What else to do where no process listens on ports of the proxy: Debian's Squid has 3128. May be empty."""
     try:
-        ports = http_ports(read_lines(CONFIGURATION))
+        of_squid = Ports.of(http_ports(read_lines(CONFIGURATION)))
     except OSError:
         return ""
-    if not ports or port in ports:
+    if not of_squid or of_squid & ports:
         return ""
-    listed = ", ".join(map(str, sorted(ports)))
     return (
-        f"; Squid's http_port is {listed}: set proxy.ports to it, or write `http_port {port}` into a file in"
+        f"; Squid's http_port is {of_squid}: set proxy.ports to it, or write `http_port {min(ports)}` into a file in"
         " /etc/squid/conf.d, and `http_access allow` for the subnets of the clients"
     )

@@ -10,14 +10,15 @@
  * with program_layout.py. libbpf skips the section. */
 #define SHARED_WITH_DAEMON(name, type) type *name SEC("shared")
 
-#define MAX_PORTS 16
+#define PORT_BYTES (65536 / 8)
 
 /* Constant once the program is loaded. Sockets of other network namespaces, each with a daemon of
- * its own, may be in the same cgroup. Unused ports are 0. A connection is in the control group if the
- * low 32 bits of the hash of its token are below `control_bound`; 0: there is none. */
+ * its own, may be in the same cgroup. `ports` has a bit for each port, the lowest of a byte first. A
+ * connection is in the control group if the low 32 bits of the hash of its token are below
+ * `control_bound`; 0: there is none. */
 struct settings {
 	__u64 netns_cookie;
-	__u32 ports[MAX_PORTS];
+	__u8 ports[PORT_BYTES];
 	__u32 htb_handle;
 	__u32 control_bound;
 	__u64 control_key[2];

@@ -10,7 +10,7 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux import cbpf
 from mptcp_throttle.linux.c_layout import S16, U8, U16, U32, pack, size_of, unpack
-from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, encode
+from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, encode, jump_by_port
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.tc import Filter, Qdisc
@@ -175,7 +175,7 @@ def _filter_program(marking: MarkedTraffic) -> tuple[Instruction, ...]:
             "protocol",
             Line(cbpf.JEQ, _IPPROTO_TCP, otherwise="no match"),
             Line(cbpf.LDH, cbpf.SKF_NET_OFF),
-            *(Line(cbpf.JEQ, port, then="proxy") for port in marking.ports),
+            *jump_by_port(marking.ports, "proxy", "no match"),
             "no match",
             Line(cbpf.RET, 0),
             "proxy",

@@ -15,7 +15,7 @@ import errno
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
 from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.kernel.sockets.program import SocketProgram
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup, count_paced
 from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup, EndedConnection
@@ -56,7 +57,7 @@ class PacedSockets:
 
     def __init__(
         self,
-        ports: Sequence[int],
+        ports: Ports,
         cgroup: Path | None = None,
         *,
         keep: Callable[[int | None], None] = lambda _: None,

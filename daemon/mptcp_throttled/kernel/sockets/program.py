@@ -18,6 +18,7 @@ from mptcp_throttle.linux.c_layout import unpack
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer, is_attached
 from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple, Token
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.service import missing_capabilities
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
@@ -59,7 +60,7 @@ class SocketProgram:
 
     def __init__(
         self,
-        ports: Sequence[int],
+        ports: Ports,
         shared: Mapping[str, BpfMap] | None = None,
         control_group: ControlGroup = NO_CONTROL_GROUP,
     ) -> None:
@@ -148,7 +149,7 @@ class SocketProgram:
         self._object.close()
 
 
-def _load(ports: Sequence[int], shared: Mapping[str, BpfMap], control_group: ControlGroup) -> BpfObject:
+def _load(ports: Ports, shared: Mapping[str, BpfMap], control_group: ControlGroup) -> BpfObject:
     settings = pack_settings(_netns_cookie(), ports, HANDLE, control_group)
     try:
         return BpfObject(OBJECTS / "throttle.bpf.o", settings, shared=shared)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
 from mptcp_throttle.linux.inet_diag import (
-    ANY_PORT,
     INET_DIAG_CLASS_ID,
     INET_DIAG_INFO,
     LISTEN,
@@ -24,6 +23,7 @@ from mptcp_throttle.linux.inet_diag import (
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.model import Address, FourTuple
+from mptcp_throttle.ports import ALL_PORTS, Ports
 from mptcp_throttled.vocabulary.class_ids import minor_of
 from mptcp_throttled.vocabulary.observation import SocketState
 from mptcp_throttled.vocabulary.traffic import SocketTotals
@@ -46,7 +46,7 @@ _COOKIE: Final = slice(44, 52)
 class ProxyCgroup:
     """Finds the cgroup of the sockets that listen on the proxy's ports."""
 
-    def __init__(self, ports: Sequence[int]) -> None:
+    def __init__(self, ports: Ports) -> None:
         self._ports = ports
         self._last: tuple[frozenset[int], Path] | None = None
 
@@ -57,7 +57,7 @@ class ProxyCgroup:
         """
         ids = _listener_cgroups(self._ports)
         if not ids:
-            raise KernelError(f"no program listens on port {', '.join(map(str, self._ports))}", errno.ENOENT)
+            raise KernelError(f"no program listens on port {self._ports}", errno.ENOENT)
         if self._last is None or self._last[0] != ids:
             self._last = ids, _directory_of(ids)
         return self._last[1]
@@ -89,7 +89,7 @@ def _cgroup2_mount() -> Path:
     raise KernelError("no cgroup2 file system is mounted", errno.ENOENT, "mount one, or set daemon.pacing to false")
 
 
-def _listener_cgroups(ports: Sequence[int]) -> frozenset[int]:
+def _listener_cgroups(ports: Ports) -> frozenset[int]:
     """The ids (inode numbers) of the cgroups whose processes listen on these ports. Raises KernelError.
 
     A socket that listens on the loopback interface only counts if no other socket listens: clients do not reach it.
@@ -99,14 +99,14 @@ def _listener_cgroups(ports: Sequence[int]) -> frozenset[int]:
     return reachable or frozenset(cgroup for _, cgroup in listeners)
 
 
-def _listeners(ports: Sequence[int]) -> Iterator[tuple[Address, int]]:
+def _listeners(ports: Ports) -> Iterator[tuple[Address, int]]:
     with InetDiag() as diag:
         for listener in diag.sockets(LISTEN, {_INET_DIAG_CGROUP_ID}, ports):
             if _INET_DIAG_CGROUP_ID in listener.attributes:
                 yield ip_address(listener.local), _CGROUP_ID.unpack(listener.attributes[_INET_DIAG_CGROUP_ID])[0]
 
 
-def count_paced(ports: Sequence[int]) -> int:
+def count_paced(ports: Ports) -> int:
     """How many sockets on these ports have a maximum pacing rate. Raises KernelError."""
     return sum(state.pace is not None for state in SocketReader(ports).read().values())
 
@@ -114,15 +114,15 @@ def count_paced(ports: Sequence[int]) -> int:
 class SocketReader:
     """Reads the sockets that can send, on `ports`, again and again: it remembers the ends of those it knows."""
 
-    def __init__(self, ports: Sequence[int]) -> None:
+    def __init__(self, ports: Ports) -> None:
         self._ports = ports
         self._known: dict[bytes, FourTuple] = {}
 
     def read(self, *, on_all_ports: bool = False) -> dict[FourTuple, SocketState]:
         """What each socket has; with `on_all_ports`, also those that this host has opened. Raises KernelError."""
-        return read_consistently(lambda: self._read((ANY_PORT,) if on_all_ports else self._ports))
+        return read_consistently(lambda: self._read(ALL_PORTS if on_all_ports else self._ports))
 
-    def _read(self, ports: Sequence[int]) -> dict[FourTuple, SocketState]:
+    def _read(self, ports: Ports) -> dict[FourTuple, SocketState]:
         known, states = {}, {}
         with InetDiag() as diag:
             for payload in diag.list_payloads(SENDING, ports):

@@ -11,6 +11,7 @@ from mptcp_throttle.linux.c_layout import pack, unpack
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
@@ -49,7 +50,7 @@ class Told(IntEnum):
 class SteeringProgram:
     """The programs with their networks and shares. All methods raise KernelError."""
 
-    def __init__(self, ports: Sequence[int], control_group: ControlGroup) -> None:
+    def __init__(self, ports: Ports, control_group: ControlGroup) -> None:
         self.object = BpfObject(OBJECTS / "steering.bpf.o", pack_settings(0, ports, 0, control_group))
         try:
             self._networks = NetworksMap(self.object.map("networks"))

@@ -19,6 +19,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
 from mptcp_throttle.model import AccessNetwork, FourTuple, RateKind
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.interfaces import Interface, find_interfaces, read_link_header
 from mptcp_throttled.kernel.reminder import Reminder
@@ -45,7 +46,7 @@ class Steering:
     """
 
     def __init__(
-        self, interfaces: Sequence[str], ports: Sequence[int], filters: ClsactFilters, control_group: ControlGroup
+        self, interfaces: Sequence[str], ports: Ports, filters: ClsactFilters, control_group: ControlGroup
     ) -> None:
         self._names = tuple(interfaces)
         self._ports = ports
@@ -269,7 +270,7 @@ def free(program: SteeringProgram) -> None:
         program.remind()
 
 
-def remove_leftovers(filters: ClsactFilters, ports: Sequence[int]) -> None:
+def remove_leftovers(filters: ClsactFilters, ports: Ports) -> None:
     """Free the subflows that a killed instance has held back, and detach its filters; what is refused is logged."""
     with _logged_if_refused():
         interfaces = filters.with_filters()
@@ -285,7 +286,7 @@ def _logged_if_refused() -> Iterator[None]:
         _log.warning("subflows may stay backups, and carry nothing beside others: %s", error)
 
 
-def _remove_leftovers(filters: ClsactFilters, interfaces: Collection[Interface], ports: Sequence[int]) -> None:
+def _remove_leftovers(filters: ClsactFilters, interfaces: Collection[Interface], ports: Ports) -> None:
     try:
         program = SteeringProgram(ports, NO_CONTROL_GROUP)
         try:

@@ -16,6 +16,7 @@ from mptcp_throttle.linux.c_layout import size_of, unpack
 from mptcp_throttle.linux.kernel_error import os_errors
 from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import FourTuple
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.kernel import program_layout
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings, unpack_ends
 
@@ -65,12 +66,12 @@ class Ack(NamedTuple):
         return _IPV4.pack(*header, addresses[:4], addresses[4:]) + segment
 
 
-def list_acks(port: int) -> Iterator[Ack]:
-    """The next ACK of each subflow on this port of the proxy, except of backups that the proxy's kernel asked for.
+def list_acks(ports: Ports) -> Iterator[Ack]:
+    """The next ACK of each subflow on these ports of the proxy, except of backups that the proxy's kernel asked for.
 
     Raises KernelError.
     """
-    with closing(BpfObject(OBJECTS / "acks.bpf.o", pack_settings(0, (port,), 0))) as program:
+    with closing(BpfObject(OBJECTS / "acks.bpf.o", pack_settings(0, ports, 0))) as program:
         records = program.iterate("list_acks")
     size = size_of(program_layout.Ack)
     for offset in range(0, len(records), size):

@@ -1,0 +1,90 @@
+"""Sets of TCP ports, as ranges: a proxy with a port per user has thousands."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Self, final
+
+_END: Final = 65536
+_MOST_APART: Final = 2
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Ports(Collection[int]):
+    """A set of ports. `ranges` become ascending and disjoint, and none is next to another."""
+
+    ranges: tuple[range, ...] = ()
+
+    def __post_init__(self) -> None:
+        merged: list[range] = []
+        for each in sorted(filter(None, self.ranges), key=lambda each: each.start):
+            if merged and each.start <= merged[-1].stop:
+                merged[-1] = range(merged[-1].start, max(merged[-1].stop, each.stop))
+            else:
+                merged.append(each)
+        object.__setattr__(self, "ranges", tuple(merged))
+
+    @classmethod
+    def of(cls, ports: Iterable[int]) -> Self:
+        """The set of these ports."""
+        return cls(tuple(range(port, port + 1) for port in ports))
+
+    @classmethod
+    def parse(cls, items: Iterable[object]) -> Self:
+        """From what `items` of a set has. Raises ValueError."""
+        return cls(tuple(parse_range(str(item)) for item in items))
+
+    @property
+    def items(self) -> list[int | str]:
+        """The ports as a configuration has them, such as 8080 and `20000-29999`; two adjacent ones are no range."""
+        return [item for each in self.ranges for item in _items(each)]
+
+    def __contains__(self, port: object) -> bool:
+        if not isinstance(port, int):
+            return False
+        at = bisect_right(self.ranges, port, key=lambda each: each.start)
+        return at > 0 and port in self.ranges[at - 1]
+
+    def __iter__(self) -> Iterator[int]:
+        return (port for each in self.ranges for port in each)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def __or__(self, second: Ports) -> Ports:
+        return Ports(self.ranges + second.ranges)
+
+    def __and__(self, second: Ports) -> Ports:
+        pairs = ((a, b) for a in self.ranges for b in second.ranges)
+        return Ports(tuple(range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs))
+
+    def __sub__(self, second: Ports) -> Ports:
+        starts, stops = (0, *(each.stop for each in second.ranges)), (*(each.start for each in second.ranges), _END)
+        return self & Ports(tuple(map(range, starts, stops)))
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.items))
+
+
+NO_PORTS: Final = Ports()
+
+ALL_PORTS: Final = Ports((range(_END),))
+"""With 0, which sockets have that are bound to no port."""
+
+
+def parse_range(text: str) -> range:
+    """From `8080` or `20000-29999`. Raises ValueError."""
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text, re.ASCII)
+    if match is not None:
+        first, last = int(match[1]), int(match[2] or match[1])
+        if 0 < first <= last < _END:
+            return range(first, last + 1)
+    raise ValueError("allowed: a port from 1 to 65535, or a range of ports such as 20000-29999")
+
+
+def _items(ports: range) -> Iterable[int | str]:
+    return ports if len(ports) <= _MOST_APART else (f"{ports[0]}-{ports[-1]}",)
