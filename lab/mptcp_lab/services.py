@@ -75,7 +75,7 @@ class Services:
         *,
         interfaces: Sequence[str] = ("eth0",),
         linger: str = "2s",
-        ports: Sequence[int] = (PORT,),
+        ports: Sequence[int | str] = (PORT,),
         sniffer: Mapping[str, object] | None = None,
         daemon: Mapping[str, object] | None = None,
         log_level: LogLevel = LogLevel.INFO,

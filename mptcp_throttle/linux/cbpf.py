@@ -120,10 +120,7 @@ def _search(bounds: Sequence[int], even: str, odd: str) -> list[Line | str]:
         return [Line(JEQ, bounds[0], odd, even)]
     middle = len(bounds) // 2
     bound, below, above = bounds[middle], bounds[:middle], bounds[middle + 1 :]
-    if middle % 2 == 0:
-        above_even, above_odd = odd, even
-    else:
-        above_even, above_odd = even, odd
+    above_even, above_odd = (even, odd) if middle % 2 else (odd, even)
     lines: list[Line | str] = [Line(JGE, bound, f"from {bound}" if above else above_even, "" if below else even)]
     if below:
         lines += _search(below, even, odd)

@@ -121,7 +121,7 @@ class InetDiag(NetlinkSocket):
 def _selecting(ports: Ports) -> bytes:
     """The program with which the kernel selects sockets by local port (net/ipv4/inet_diag.c, inet_diag_bc_run).
 
-    It ends with success at its last byte, and without if it would go on 4 bytes behind that.
+    It accepts a socket when it gets to its end, and rejects it when it jumps to 4 bytes beyond.
     """
     code = b""
     for each in reversed(ports.ranges):

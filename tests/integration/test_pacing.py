@@ -77,6 +77,7 @@ NEIGHBOUR = """
 import subprocess
 import time
 from pathlib import Path
+from mptcp_throttle.ports import Ports
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.vocabulary.features import Situation
 mounts = subprocess.run(["findmnt", "-rno", "TARGET", "-t", "cgroup2"], capture_output=True, text=True).stdout

@@ -347,7 +347,7 @@ def configured(
     on: Hosts,
     networks: Sequence[AccessNetwork] = WIFI_FIRST,
     daemon: Mapping[str, object] | None = None,
-    ports: Sequence[int] = (PORT,),
+    ports: Sequence[int | str] = (PORT,),
     interfaces: Sequence[str] = ("eth0",),
 ) -> Iterator[ProxyWorld]:
     """A world whose services have not been started; `daemon` is that section of their configuration."""
@@ -363,7 +363,7 @@ def serving(
     on: Hosts,
     networks: Sequence[AccessNetwork] = WIFI_FIRST,
     daemon: Mapping[str, object] | None = None,
-    ports: Sequence[int] = (PORT,),
+    ports: Sequence[int | str] = (PORT,),
     interfaces: Sequence[str] = ("eth0",),
     faults: Faults | None = None,
 ) -> Iterator[ProxyWorld]:

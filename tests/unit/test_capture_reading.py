@@ -346,6 +346,7 @@ def on_ports(*ports: int) -> list[Packet]:
 @pytest.mark.parametrize(
     ("frames", "ports", "said"),
     [
+        (packets(), "8000-8079,8081", "9 frames with MPTCP on ports that --ports does not name (9 on port 8080)"),
         (packets(), "3128", "9 frames with MPTCP on ports that --ports does not name (9 on port 8080)"),
         (
             [*packets(), *on_ports(50000)],

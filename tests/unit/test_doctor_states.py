@@ -25,7 +25,7 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 from mptcp_throttle import findings
 from mptcp_throttle.cli.doctor import CHECKS, file_checks, kernel_checks, mark_checks, proxy_checks, service_checks
 from mptcp_throttle.cli.doctor.file_checks import ServiceUser
-from mptcp_throttle.config.schema import SocketGroup
+from mptcp_throttle.config.schema import Proxy, SocketGroup
 from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.findings import Check, Finding, Host
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
@@ -169,6 +169,27 @@ def no_listener(host: Examined, is_well: bool) -> None:
 
 def listener_without_mptcp(host: Examined, is_well: bool) -> None:
     host.reads(proxy_checks, _listening=lambda protocol: Ports.of([8080] if is_well or protocol == "-t" else []))
+
+
+def with_range(host: Examined, *listening: int, with_mptcp: tuple[int, ...] = ()) -> None:
+    ports = Ports.parse([8080, "40000-40009"])
+    host.host = replace(host.host, config=replace(host.host.config, proxy=Proxy(("eth0",), ports)))
+    host.reads(proxy_checks, _listening=lambda protocol: Ports.of(with_mptcp if protocol == "-M" else listening))
+
+
+def no_listener_in_a_range(host: Examined, is_well: bool) -> None:
+    ports = (8080, 40003) if is_well else (8080,)
+    with_range(host, *ports, with_mptcp=ports)
+
+
+def listener_without_mptcp_in_a_range(host: Examined, is_well: bool) -> None:
+    with_range(host, 8080, 40003, 40004, with_mptcp=(8080, 40003, 40004) if is_well else (8080, 40003))
+
+
+def connections_from_a_range(host: Examined, is_well: bool) -> None:
+    with_range(host, 8080, 40003, with_mptcp=(8080, 40003))
+    host.file(proxy_checks, "_LOCAL_PORTS", "32768\t60999\n")
+    host.file(proxy_checks, "_RESERVED_PORTS", "1-3,40000-40002,40004-40009\n" if is_well else "\n")
 
 
 def listener_on_another_host(host: Examined, is_well: bool) -> None:
@@ -424,7 +445,14 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
     kernel_checks.send_buffers: (small_send_buffers,),
     kernel_checks.unsent_data: (much_unsent_data, large_pieces),
     proxy_checks.interface: (missing_interface,),
-    proxy_checks.listeners: (no_listener, listener_without_mptcp, listener_on_another_host),
+    proxy_checks.listeners: (
+        no_listener,
+        listener_without_mptcp,
+        no_listener_in_a_range,
+        listener_without_mptcp_in_a_range,
+        listener_on_another_host,
+    ),
+    proxy_checks.own_connections: (connections_from_a_range,),
     proxy_checks.ends: (
         rule_that_leads_to_a_container,
         proxy_in_a_container,

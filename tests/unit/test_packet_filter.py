@@ -395,6 +395,30 @@ def test_interpreter_and_kernel_have_the_same_rules(name: str) -> None:
         attach_filter(far, BAD_PROGRAMS[name])
 
 
+def instructions(program: tuple[Instruction, ...], sport: int, dport: int) -> int:
+    """How many the program executes for a data segment as Linux sends it."""
+    taken: set[tuple[int, int]] = set()
+    segment = tcp(NOP + NOP + TIMESTAMPS + DSS, sport=sport, dport=dport)
+    assert cbpf_interpreter.run(program, ethernet(ipv4(segment)), taken) == 0
+    return len(taken) + 1
+
+
+@pytest.mark.parametrize(
+    ("ports", "of_the_proxy", "of_others"),
+    [(Ports.of([8080]), 90, 32), (Ports.parse([8080, "20000-29999"]), 92, 34), (MANY, 103, 46)],
+    ids=["one port", "a port and a range", "64 ranges"],
+)
+def test_port_ranges_cost_few_instructions(ports: Ports, of_the_proxy: int, of_others: int) -> None:
+    """As docs/explanation/sniffer.md says."""
+    program = signalling_filter(ports, link=LinkHeader.ETHERNET)
+    bounds = [port for each in ports.ranges for port in (each[0], each[-1])]
+    beside = [port for each in ports.ranges for port in (each[0] - 1, each[-1] + 1)]
+    assert (
+        max(instructions(program, *ends) for port in bounds for ends in ((port, 50000), (50000, port))) == of_the_proxy
+    )
+    assert max(instructions(program, port, port) for port in beside) == of_others
+
+
 def test_program_fits_into_optmem_max_of_kernels_before_6_7() -> None:
     """net.core.optmem_max was 20480 bytes; longer programs are refused with ENOMEM."""
     kernel = Kernel(signalling_filter(MANY, link=LinkHeader.ETHERNET))

@@ -88,7 +88,6 @@ def test_search_of_a_filter_finds_these_ports_and_no_others(given_ranges: tuple[
     [(1, 1, 1, 1), (1, 10000, 2, 2), (2, 100, 3, 4), (16, 1, 5, 31), (64, 1, 7, 127), (64, 100, 8, 128)],
 )
 def test_search_of_a_filter_takes_up_to_8_instructions(count: int, width: int, most: int, length: int) -> None:
-    """As docs/explanation/sniffer.md says."""
     ports = Ports(tuple(range(1000 * n, 1000 * n + width) for n in range(1, count + 1)))
     instructions = program(ports)
     bounds = [port for each in ports.ranges for port in (each[0] - 1, each[0], each[-1], each[-1] + 1)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mptcp_lab.capture_reader.capture_reading import print_capture
 from mptcp_throttle import service
 from mptcp_throttle.model import Trust
+from mptcp_throttle.ports import Ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="pcap or pcapng, also compressed by gzip, bzip2, xz or zstd; `-` is standard input",
     )
-    parser.add_argument("--ports", type=_ports, default=(8080,), metavar="PORT,...", help="proxy ports; default: 8080")
+    parser.add_argument(
+        "--ports",
+        type=_ports,
+        default=Ports.of([8080]),
+        metavar="PORT,...",
+        help="proxy ports and ranges, such as 8080,20000-29999; default: 8080",
+    )
     parser.add_argument("--trust", type=Trust, choices=list(Trust), default=Trust.HANDSHAKE, help="as `sniffer.trust`")
     parser.add_argument(
         "--json", action="store_true", help="print connections, events and counters instead of one line per event"
@@ -36,11 +43,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _ports(text: str) -> tuple[int, ...]:
-    ports = tuple(int(port) for port in text.split(","))
-    if not all(0 < port < 65536 for port in ports):
-        raise ValueError
-    return ports
+def _ports(text: str) -> Ports:
+    return Ports.parse(text.split(","))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -80,7 +80,7 @@ class _Reading:
         return "; ".join(parts)
 
 
-def read_capture(path: Path, ports: Sequence[int], trust: Trust) -> dict[str, Json]:
+def read_capture(path: Path, ports: Collection[int], trust: Trust) -> dict[str, Json]:
     """All connections to `ports` in a capture file, with their events, the tracker's `counters`, and the `file`.
 
     `path` is that of a pcap or pcapng file, compressed or not, or `-` for standard input.
@@ -90,7 +90,7 @@ def read_capture(path: Path, ports: Sequence[int], trust: Trust) -> dict[str, Js
     return _read(path, ports, trust)[0]
 
 
-def print_capture(path: Path, ports: Sequence[int], trust: Trust, *, as_json: bool) -> None:
+def print_capture(path: Path, ports: Collection[int], trust: Trust, *, as_json: bool) -> None:
     """Print `read_capture` as JSON, or one line per event; to stderr, what was not read. Raises UserError."""
     capture, reading = _read(path, ports, trust)
     if as_json:
@@ -105,7 +105,7 @@ def print_capture(path: Path, ports: Sequence[int], trust: Trust, *, as_json: bo
         print(f"{path}: {reading}", file=sys.stderr)
 
 
-def _read(path: Path, ports: Sequence[int], trust: Trust) -> tuple[dict[str, Json], _Reading]:
+def _read(path: Path, ports: Collection[int], trust: Trust) -> tuple[dict[str, Json], _Reading]:
     record, reading = CaptureRecord(), _Reading(ports)
     tracker = Tracker(ports, _UNBOUNDED, trust, record.add)
     try:

@@ -26,6 +26,9 @@ from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_po
 from mptcp_throttle.subnet_table import SubnetTable, network_table
 
 _INTERFACES: Final = Path("/sys/class/net")
+_LOCAL_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_RESERVED_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
+_OWN: Final = "own connections"
 _ENDS: Final = "ends of connections"
 END_HERE: Final = (
     "let the proxy use the network of this host (Docker: `--network host`), without rules that translate its ports"
@@ -100,6 +103,27 @@ def ends(host: Host) -> list[Finding]:
         for port, owner in listeners_elsewhere(targets | absent)
     ]
     return or_ok(_ENDS, (Finding(_ENDS, problem, END_HERE, harm=False) for problem in dict.fromkeys(problems)))
+
+
+@of_the_proxy(_OWN)
+def own_connections(host: Host) -> Iterator[Finding]:
+    """Whether connections that this host opens may get ports of the proxy, as of a range in which few are used.
+
+    They would be taken for those of clients. The kernel gives no connection a port on which a socket listens
+    (net/ipv4/inet_hashtables.c, __inet_hash_connect).
+    """
+    ports = host.config.proxy.ports
+    try:
+        first, last = map(int, _LOCAL_PORTS.read_text(encoding="utf-8").split())
+        reserved = Ports.parse(filter(None, _RESERVED_PORTS.read_text(encoding="utf-8").strip().split(",")))
+    except OSError as error:
+        yield Finding(_OWN, unchecked=f"{error.filename}: cannot be read: {error.strerror}")
+        return
+    free = (ports & Ports((range(first, last + 1),))) - reserved
+    taken = free - _listening("-t") if free else free
+    problem = f"may get ports of the proxy, and be throttled: {_listed(taken)}"
+    remedy = f"add these ports to net.ipv4.ip_local_reserved_ports, in a file in /etc/sysctl.d: {_listed(free)}"
+    yield note(_OWN, is_well=not taken, problem=problem, remedy=remedy)
 
 
 class _Destination(NamedTuple):
