@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
@@ -12,14 +13,17 @@ import pytest
 from polling import eventually
 
 from mptcp_lab import oracle
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET
 from mptcp_lab.traffic import program, start_pour
+from mptcp_throttle.linux.inet_diag import LISTEN, InetDiag
+from mptcp_throttle.ports import Ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from proxy_world import ProxyWorld
+    from proxy_world import Hosts, ProxyWorld
 
 PORTS: Final = (PORT, "20000-29999")
 INSIDE: Final = (20000, 29999)
@@ -56,6 +60,30 @@ def rates(world: ProxyWorld, client_ports: list[int]) -> list[float]:
     eventually(lambda: time.monotonic() > began + 2, "two seconds")
     after, seconds = map(world.bytes_acked, client_ports), time.monotonic() - began
     return [8 * (end - begin) / seconds for begin, end in zip(before, after, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [80],
+        [80, 81],
+        ["20000-29999"],
+        [80, "20000-25000", 65535],
+        ["1-65535"],
+        [*range(2, 126, 2), "19999-20000", 30000],
+    ],
+    ids=str,
+)
+def test_kernel_lists_the_sockets_on_these_ports_and_no_others(hosts: Hosts, items: list[object]) -> None:
+    ports = [1, 79, 80, 81, 82, 19998, 19999, 20000, 25000, 25001, 29999, 30000, 30001, 65535]
+    with in_namespace(hosts.lab.proxy.namespace), ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(socket.create_server(("", port)))
+        diag = stack.enter_context(InetDiag())
+        listed = sorted(
+            each.local_port for each in diag.sockets(LISTEN, (), Ports.parse(items)) if each.local_port != PORT
+        )
+    assert listed == [port for port in ports if port in Ports.parse(items)]
 
 
 @pytest.mark.parametrize("world", ["socket", "rules"], indirect=True)
