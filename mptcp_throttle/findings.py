@@ -14,7 +14,7 @@ from mptcp_throttle.features import DOCUMENTS, FEATURE_TEXTS
 from mptcp_throttle.rpc import Json
 
 _NO_TABLE: Final = "`systemctl status mptcp-sniffer`"
-_NOT_ENFORCED: Final = f"find what else sets marks, classes or paces: {DOCUMENTS}/explanation/classifiers.md"
+_NOT_ENFORCED: Final = f"{DOCUMENTS}/howto/repair.md says what may be the cause, under `A rate is not enforced`"
 _REFUSED: Final = "it is retried automatically; `journalctl -u mptcp-throttled` says since when"
 _INVALID: Final = "correct the files, then `mptcp-throttle reload`, or restart where a line says so"
 

@@ -199,7 +199,8 @@ def _mbps(bits_per_second: float | None) -> str:
     return "-" if bits_per_second is None else f"{bits_per_second / 1e6:.2f} Mb/s"
 
 
-def _applied_rate(applied: Json, not_enforced: str | None = None) -> str:
+def _applied_rate(applied: Json) -> str:
+    not_enforced = applied.get("not_enforced")  # missing while an earlier version runs
     return f"{applied['rate']} ({'not enforced' if not_enforced else applied['kind']})" if applied["kind"] else "-"
 
 
@@ -238,7 +239,7 @@ def show_connections(data: Json) -> None:
                 subflow["network"] or "-",
                 str(subflow["address_id"]),
                 "yes" if subflow["backup"] else "no",
-                _applied_rate(subflow["downlink"], subflow["not_enforced"]),
+                _applied_rate(subflow["downlink"]),
                 *((_applied_rate(subflow["uplink"]),) if has_uplinks else ()),
                 subflow["class"] or "-",
                 _mbps(subflow["sent_bps"]),

@@ -362,6 +362,17 @@ def test_all_that_needs_attention_is_shown_with_its_remedy(daemon: CannedDaemon,
     assert page.tab.locator("#attention img").count() == 0
 
 
+def test_subflow_whose_uplink_is_not_enforced_says_so_beside_its_downlink(
+    daemon: CannedDaemon, page: PageInBrowser
+) -> None:
+    (network,) = daemon.top["networks"]
+    uplink = {**RATE, "kind": "cap", "reason": "wifi is live", "not_enforced": "its ACKs are not seen"}
+    network["clients"][0]["subflows"][0]["uplink"] = uplink
+    page.tab.get_by_role("button", name="10.1.0.2").click()
+    reason = "is capped; uplink: NOT ENFORCED: its ACKs are not seen"
+    eventually(lambda: any(reason in row for row in page.subflows()), "both reasons")
+
+
 def test_rates_of_uplinks_set_by_hand_are_marked(daemon: CannedDaemon, page: PageInBrowser) -> None:
     eventually(lambda: page.network("lte")["uplink rates"] == "cap 500kbit per client", "the configured rate")
     uplink = daemon.top["networks"][0]["rates"]["uplink"]

@@ -178,6 +178,7 @@ def test_cap_is_obeyed_although_the_client_ignores_mp_prio(own_world: ProxyWorld
     assert not has_backup(own_world)
     # After a pause of TCP the share has credit for a moment.
     eventually(lambda: 0.5e6 < received_rates(own_world, 5)["eth0"] < 1.05e6, "at most 1.05 Mb/s for 5 s")
+    assert "rate not enforced" not in own_world.daemon.log_text()
 
 
 def test_limit_of_an_only_path_is_obeyed() -> None:
@@ -186,6 +187,7 @@ def test_limit_of_an_only_path_is_obeyed() -> None:
         world.upload(LONG)
         eventually(lambda: any(s.uplink_policed for s in world.services.subflows()), "the uplink policed")
         eventually(lambda: 2e6 < received_rates(world, 5)["eth0"] < 4.2e6, "4 Mb/s for 5 s")
+        assert "rate not enforced" not in world.daemon.log_text()
 
 
 def test_deleted_filter_is_put_back(world: ProxyWorld) -> None:

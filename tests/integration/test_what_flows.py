@@ -6,9 +6,21 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import proxy_world
 import pytest
+from deaf_client import ignore_priorities
 from polling import eventually
-from proxy_world import BACK_ENDS, EXECUTABLES, Hosts, ProxyWorld, ethernet_with, receive_rates, serving
+from proxy_world import (
+    BACK_ENDS,
+    EXECUTABLES,
+    LONG,
+    Hosts,
+    ProxyWorld,
+    ethernet_with,
+    receive_rates,
+    send_rates,
+    serving,
+)
 
 from mptcp_lab.process import run
 from mptcp_lab.squid import PORT
@@ -18,7 +30,10 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from mptcp_lab.host import Host
 
 WITHIN = 5.0
 PACE_ALONE = "its packets do not reach its class, only its pace limits it"
@@ -146,6 +161,85 @@ def test_packets_that_leave_through_a_second_interface_are_reported(
                 unlimited = 2 * limit.bits_per_second
                 eventually(lambda: receive_rates(world.lab.client, 1)["eth0"] > unlimited, "nothing limits it")
         wait_resolved(world)
+
+
+UPLOADS = ethernet_with({RateKind.CAP: None, RateKind.UPLINK_CAP: Rate.parse("1mbit")})
+UNSEEN = "its ACKs do not reach the program that throttles uplinks"
+NOT_POLICED = "its uplink carries more than its rate: its data do not reach the program that drops the excess"
+
+
+def wait_uplink_capped(world: ProxyWorld) -> None:
+    eventually(lambda: any(s.uplink_kind == "cap" for s in world.services.subflows()), "the uplink capped")
+
+
+def wait_exceeded(world: ProxyWorld) -> None:
+    """Wait until nothing throttles the uplink."""
+    eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 4e6, "the rate exceeded")
+
+
+@contextmanager
+def nat_rule(host: Host, hook: str, rule: str) -> Iterator[None]:
+    """Of another program."""
+    chain = f"type nat hook {hook} priority -100;"
+    host.run("nft", f"table ip others {{ chain {hook} {{ {chain} {rule}; }}; }}")
+    try:
+        yield
+    finally:
+        host.run("nft", "delete table ip others")
+
+
+def test_uplink_with_another_port_on_the_wire_is_reported(hosts: Hosts) -> None:
+    client, proxy = hosts.lab.client, hosts.lab.proxy
+    with (
+        nat_rule(client, "output", f"tcp dport {PORT} dnat to :80"),
+        nat_rule(proxy, "prerouting", f"tcp dport 80 redirect to :{PORT}"),
+        serving(hosts, UPLOADS) as world,
+    ):
+        world.upload(LONG)
+        wait_uplink_capped(world)
+        wait_exceeded(world)
+        line = wait_reported(world, UNSEEN, "1mbit")
+        assert f"a rate is not enforced: {line}" in world.services.cli("doctor", check=False).stdout
+        world.services.cli("set-rate", "--uplink", "ethernet", "unlimited")
+        wait_resolved(world)
+
+
+@contextmanager
+def data_through_a_second_interface(world: ProxyWorld) -> Iterator[None]:
+    """What clients send arrives there; what the proxy sends leaves through `eth0`."""
+    server = world.lab.proxy_address(4)
+    with second_interface(world):
+        world.proxy.ip([f"route delete {ETHERNET.v4} table {FROM_OWN_ADDRESS}"])
+        world.lab.router.ip([f"route add {server} via 192.0.2.2 dev proxy1"])
+        yield
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "why"),
+    [(second_interface, UNSEEN), (data_through_a_second_interface, NOT_POLICED)],
+    ids=["ACKs", "data"],
+)
+def test_policed_uplink_with_another_way_in_one_direction_is_reported(
+    elsewhere: Callable[[ProxyWorld], AbstractContextManager[None]], why: str
+) -> None:
+    with proxy_world.proxy_world(networks=UPLOADS) as world:
+        ignore_priorities(world.lab.client)
+        world.upload(LONG)
+        eventually(lambda: any(s.uplink_policed for s in world.services.subflows()), "the uplink policed")
+        assert ethernet_subflow(world)["not_enforced"] is None
+        with elsewhere(world):
+            wait_exceeded(world)
+            wait_reported(world, why, "1mbit")
+        wait_resolved(world)
+
+
+@pytest.mark.parametrize("rate", ["250kbit", "1mbit"])
+def test_uplink_that_obeys_is_not_reported(hosts: Hosts, rate: str) -> None:
+    with serving(hosts, ethernet_with({RateKind.UPLINK_CAP: Rate.parse(rate)})) as world:
+        world.upload(LONG)
+        wait_uplink_capped(world)
+        send_rates(world.lab.client, 12)
+        assert "rate not enforced" not in world.daemon.log_text()
 
 
 def harms(world: ProxyWorld) -> dict[str, str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from examples import ETHERNET, WIFI, connection, ends, kernel_plan, subflow
+from immutables import Map
 from policy_oracle import decision_table
 
 from mptcp_throttle.features import FeatureName
-from mptcp_throttle.model import FourTuple, Token
+from mptcp_throttle.model import Direction, FourTuple, RateKind, Token
 from mptcp_throttle.units import Rate
 from mptcp_throttled.observing.enforcement import GRACE_SECONDS, Enforcement
+from mptcp_throttled.vocabulary.decision import Share, Throttle
 from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.observation import Observation, SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
@@ -109,7 +112,7 @@ def test_difference_that_has_just_begun_is_not_reported_yet(snapshot: Snapshot) 
     assert enforcement.latest is not None
     later = Observation(6.0, {CAPPED: state(0, PACE, 700_000)}, {2: 700_000})
     enforcement = enforcement.after(later, snapshot)
-    assert CAPPED in enforcement.differences
+    assert CAPPED in enforcement.differences[Direction.DOWNLINK]
     assert enforcement.not_enforced == {}
 
 
@@ -119,7 +122,7 @@ def test_difference_seen_once_is_not_reported_if_observations_are_rare(snapshot:
     for number in range(2):
         sockets = {CAPPED: state(0, PACE, 600_000 * number)}
         enforcement = enforcement.after(Observation(rare * number, sockets, {2: 660_000 * number}), snapshot)
-    assert CAPPED in enforcement.differences
+    assert CAPPED in enforcement.differences[Direction.DOWNLINK]
     assert enforcement.not_enforced == {}
 
 
@@ -140,3 +143,81 @@ def test_long_rates_cover_the_last_ten_to_twenty_seconds(snapshot: Snapshot) -> 
         if second == 10:
             assert enforcement.long_rates[FREE] == 1000
     assert enforcement.long_rates[FREE] == 0
+
+
+SHARE = Share("ethernet", RateKind.UPLINK_CAP, "10.1.0.2")
+UNSEEN = "its ACKs do not reach the program that throttles uplinks"
+NOT_POLICED = "its uplink carries more than its rate: its data do not reach the program that drops the excess"
+
+
+def uploading(rate: str = "1mbit", *, policed: bool = False) -> Snapshot:
+    """The uplink of `CAPPED` is capped."""
+    uplinks: Map[FourTuple, Throttle] = Map({CAPPED: Throttle(SHARE, Rate.parse(rate))})
+    return Snapshot(classifier="socket", uplinks=uplinks, policed=frozenset({CAPPED} if policed else ()))
+
+
+def upload(snapshot: Snapshot, received_each_second: Iterable[int], seen: float = 1.0) -> Enforcement:
+    """The enforcement after an observation before each number and behind the last.
+
+    Of what was received, the program has seen a part acknowledged.
+    """
+    enforcement, received = Enforcement(), 0
+    for second, added in enumerate((0, *received_each_second)):
+        received += added
+        sockets = {CAPPED: SocketState(0, None, SocketTotals(received=received))}
+        observation = Observation(float(second), sockets, {}, {CAPPED: round(seen * received)})
+        enforcement = enforcement.after(observation, snapshot)
+    return enforcement
+
+
+@pytest.mark.parametrize(
+    ("received", "seen", "is_reported"),
+    [(400_000, 0, True), (10_000, 0.4, True), (400_000, 0.6, False), (2_900, 0, False)],
+)
+def test_uplink_whose_acks_the_program_does_not_see_is_reported(received: int, seen: float, is_reported: bool) -> None:
+    enforcement = upload(uploading(), [received] * 4, seen)
+    assert enforcement.not_enforced == ({CAPPED: UNSEEN} if is_reported else {})
+    assert (enforcement.why_not(Direction.UPLINK, CAPPED) == UNSEEN) == is_reported
+    assert enforcement.why_not(Direction.DOWNLINK, CAPPED) is None
+
+
+def test_free_uplink_is_not_compared() -> None:
+    assert upload(replace(uploading(), uplinks=Map()), [400_000] * 4, seen=0).not_enforced == {}
+
+
+@pytest.mark.parametrize("rate", ["8kbit", "250kbit", "1mbit"])
+@pytest.mark.parametrize("policed", [False, True])
+def test_pulses_of_a_slow_uplink_are_not_reported(rate: str, policed: bool) -> None:
+    second = Rate.parse(rate).bits_per_second // 8
+    pulses = [64 << 10 if number % (1 + (64 << 10) // second) == 0 else 0 for number in range(40)]
+    assert upload(uploading(rate, policed=policed), pulses).not_enforced == {}
+
+
+def test_client_that_has_not_been_policed_yet_is_not_reported() -> None:
+    assert upload(uploading(), [400_000] * 5).not_enforced == {}
+
+
+@pytest.mark.parametrize(("rate", "received"), [("250kbit", 60_000), ("1mbit", 200_000), ("1mbit", 5_000_000)])
+def test_policed_uplink_that_exceeds_its_rate_is_reported(rate: str, received: int) -> None:
+    # In the first second the program that drops the excess may not have been attached yet.
+    enforcement = upload(uploading(rate, policed=True), [received] * 5)
+    assert enforcement.not_enforced == {CAPPED: NOT_POLICED}
+
+
+def test_policed_uplink_may_have_exceeded_its_rate_before() -> None:
+    assert upload(uploading(policed=True), [5_000_000, *[115_000, 120_000] * 10]).not_enforced == {}
+
+
+def test_uplink_that_obeys_again_is_enforced_at_once() -> None:
+    assert upload(uploading(policed=True), [*[1_000_000] * 6, 100_000]).not_enforced == {}
+    assert upload(uploading(), [*[1_000_000] * 6, 0], seen=0).not_enforced == {}
+
+
+def test_both_directions_of_a_subflow_may_be_reported(snapshot: Snapshot) -> None:
+    both, enforcement = replace(snapshot, uplinks=uploading().uplinks), Enforcement()
+    for second in range(round(GRACE_SECONDS) + 3):
+        totals = SocketTotals(100_000 * second, received=100_000 * second)
+        sockets = {CAPPED: SocketState(0, PACE, totals)}
+        enforcement = enforcement.after(Observation(float(second), sockets, {2: 110_000 * second}), both)
+    assert enforcement.not_enforced == {CAPPED: f"its socket is not in its class; {UNSEEN}"}
+    assert enforcement.why_not(Direction.DOWNLINK, CAPPED) == "its socket is not in its class"

@@ -22,7 +22,6 @@ from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.clock import Now, encode_end
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.operator import Pause
-from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.terms import Term, Terms
 
 _MAX_LINES: Final = 20
@@ -187,7 +186,7 @@ def describe_subflow(decision: Decision, view: View) -> Json:
     snapshot, enforcement, ends = view.snapshot, view.enforcement, decision.subflow.ends
     throttled = snapshot.throttled.get(ends)
     latency = None if throttled is None else throttled.latency
-    downlink, uplink = (_direction_status(direction, decision, snapshot) for direction in Direction)
+    downlink, uplink = (_direction_status(direction, decision, view) for direction in Direction)
     socket = None if enforcement.latest is None else enforcement.latest.sockets.get(ends)
     return {
         **encode_subflow(decision.subflow),
@@ -228,12 +227,14 @@ def describe_rates(configured: Mapping[RateKind, Rate], terms: Terms, now: Now) 
     return rates
 
 
-def _direction_status(direction: Direction, decision: Decision, snapshot: Snapshot) -> Json:
-    throttle = snapshot.throttle(direction, decision.subflow.ends)
+def _direction_status(direction: Direction, decision: Decision, view: View) -> Json:
+    snapshot, ends = view.snapshot, decision.subflow.ends
+    throttle = snapshot.throttle(direction, ends)
     return {
         "kind": None if throttle is None else throttle.share.kind.word,
         **_rate(None if throttle is None else throttle.rate),
         "reason": snapshot.reason(direction, decision),
+        "not_enforced": view.enforcement.why_not(direction, ends),
     }
 
 

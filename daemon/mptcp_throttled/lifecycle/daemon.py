@@ -97,7 +97,8 @@ class Daemon:
             self._comparison.note,
             control_group,
         )
-        self._observer = Observer(config.proxy.ports, self._loop, kernel.htb.class_bytes, steering.totals, accounts)
+        counted = kernel.htb.class_bytes, steering.totals, uplinks.acknowledged
+        self._observer = Observer(config.proxy.ports, self._loop, *counted, accounts)
         self._metrics = MetricsServer()
         self.api = Api(self._running, self._inbox, self._view, self._history, self._loop.recent_decisions, load)
 

@@ -3,28 +3,38 @@
 The kernel's account of a subflow (its socket's class, pace and bytes; the bytes of its class) is observed every second,
 or every few seconds. A difference must still be seen `GRACE_SECONDS` after it was seen first, and the subflow must send
 all that time: the kernel program may decide before the daemon, and a socket gets its class when its queue has drained.
+
+A throttled uplink may exceed its rate for seconds, until its client hears of its debt or is policed. So what its socket
+receives is compared with what the program has seen acknowledged, and with the rate only while the uplink is policed.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import Final
 
 from immutables import Map
 
 from mptcp_throttle.features import FeatureName
-from mptcp_throttle.model import ClassifierKind, FourTuple
+from mptcp_throttle.model import ClassifierKind, Direction, FourTuple
+from mptcp_throttle.units import Rate
+from mptcp_throttled.vocabulary.decision import Share, Throttle
+from mptcp_throttled.vocabulary.kernel_plan import payload_pace
 from mptcp_throttled.vocabulary.observation import Observation, SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import SocketTotals
 
 GRACE_SECONDS: Final = 3.0
 _LONG_SECONDS: Final = 10.0
-# A few packets may have been sent between the readings of classes and sockets; the slowest caps pass little more.
-_CLASS_LAG_BYTES: Final = 3000
+# A few packets may be sent between the readings of counters and sockets; the slowest caps pass little more.
+_LAG_BYTES: Final = 3000
+# Twice POLICED_BURST_NS and POLICED_BURST_KIB of kernel/bpf/uplink.bpf.c.
+_POLICED_BURST_SECONDS: Final = 0.5
+_POLICED_BURST_BYTES: Final = 64 << 10
 
 _SENT: Final = attrgetter("sent")
 _RECEIVED: Final = attrgetter("received")
@@ -35,6 +45,8 @@ _NOT_IN_CLASS: Final = "its socket is not in its class"
 _IN_CLASS: Final = "its socket has a class, but no rate applies"
 _NOT_PACED: Final = "its socket is not paced"
 _PACED: Final = "its socket has a pace, but no rate applies"
+_UNSEEN: Final = "its ACKs do not reach the program that throttles uplinks"
+_NOT_POLICED: Final = "its uplink carries more than its rate: its data do not reach the program that drops the excess"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +58,22 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Excess:
+    """How many bytes of payload more than its rate a share of policed uplinks has carried.
+
+    In each observation since `since` (monotonic seconds) it carried more than its rate.
+    """
+
+    bytes: float
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class Enforcement:
     """What the latest observation shows. Rates are bytes of payload per second: `rates` and `received_rates` since the
     observation before, `long_rates` over the last 10 to 20 seconds, or since the subflow began. `network_rates` and
-    `received_network_rates` are the sums by access network of those that are not zero."""
+    `received_network_rates` are the sums by access network of those that are not zero. `excesses` are those of all
+    shares with policed uplinks."""
 
     latest: Observation | None = None
     rates: Mapping[FourTuple, float] = field(default_factory=Map)
@@ -57,15 +81,29 @@ class Enforcement:
     long_rates: Mapping[FourTuple, float] = field(default_factory=Map)
     network_rates: Mapping[str, float] = field(default_factory=Map)
     received_network_rates: Mapping[str, float] = field(default_factory=Map)
-    differences: Mapping[FourTuple, Difference] = field(default_factory=Map)
+    differences: Mapping[Direction, Mapping[FourTuple, Difference]] = field(default_factory=Map)
+    excesses: Mapping[Share, Excess] = field(default_factory=Map)
     anchors: tuple[Observation, ...] = ()
+    not_enforced_in: Mapping[Direction, Mapping[FourTuple, str]] = field(init=False)
+    """Why the rate of a subflow in a direction is not enforced, for those with a difference that has lasted."""
     not_enforced: Mapping[FourTuple, str] = field(init=False)
-    """Why the rate of a subflow is not enforced, for those with a difference that has lasted."""
+    """The same for both directions."""
 
     def __post_init__(self) -> None:
         at = 0.0 if self.latest is None else self.latest.at
-        lasting = {ends: d.text for ends, d in self.differences.items() if at - d.since >= GRACE_SECONDS}
-        object.__setattr__(self, "not_enforced", lasting)
+        lasting = {
+            direction: {ends: d.text for ends, d in differences.items() if at - d.since >= GRACE_SECONDS}
+            for direction, differences in self.differences.items()
+        }
+        reasons: dict[FourTuple, list[str]] = defaultdict(list)
+        for ends, text in chain.from_iterable(texts.items() for texts in lasting.values()):
+            reasons[ends].append(text)
+        object.__setattr__(self, "not_enforced_in", lasting)
+        object.__setattr__(self, "not_enforced", {ends: "; ".join(texts) for ends, texts in reasons.items()})
+
+    def why_not(self, direction: Direction, ends: FourTuple) -> str | None:
+        """Why the rate of a subflow in a direction is not enforced; None if it is, or there is none."""
+        return self.not_enforced_in.get(direction, {}).get(ends)
 
     def after(self, now: Observation, snapshot: Snapshot) -> Enforcement:
         """With one more observation, of what the snapshot says is applied."""
@@ -73,8 +111,9 @@ class Enforcement:
         if before is None:
             return Enforcement(now, anchors=(now,))
         networks = {d.subflow.ends: d.network for d in snapshot.all_decisions()}
-        texts = dict(_differences(before, now, snapshot, networks))
-        since = {ends: old.since for ends, old in self.differences.items()}
+        excesses = _excesses(before, now, snapshot, self.excesses)
+        downlinks = self._since(Direction.DOWNLINK, _differences(before, now, snapshot, networks), now.at)
+        uplinks = self._since(Direction.UPLINK, _unseen_uplinks(before, now, snapshot), now.at)
         is_due = now.at - self.anchors[-1].at >= _LONG_SECONDS
         sent, received = _rates(before, now, _SENT), _rates(before, now, _RECEIVED)
         return Enforcement(
@@ -84,9 +123,17 @@ class Enforcement:
             _rates(self.anchors[0], now, _SENT),
             _network_rates(sent, networks),
             _network_rates(received, networks),
-            {ends: Difference(text, since.get(ends, now.at)) for ends, text in texts.items()},
+            {Direction.DOWNLINK: downlinks, Direction.UPLINK: {**dict(_not_policed(snapshot, excesses)), **uplinks}},
+            excesses,
             (self.anchors[-1], now) if is_due else self.anchors,
         )
+
+    def _since(
+        self, direction: Direction, texts: Iterable[tuple[FourTuple, str]], now: float
+    ) -> dict[FourTuple, Difference]:
+        """The differences with these texts, and when they were seen first."""
+        earlier = self.differences.get(direction, {})
+        return {ends: Difference(text, earlier[ends].since if ends in earlier else now) for ends, text in texts}
 
 
 def _rates(before: Observation, now: Observation, of: Callable[[SocketTotals], int]) -> dict[FourTuple, float]:
@@ -141,5 +188,52 @@ def _classes_without_traffic(
             sent[minor] += now.sockets[ends].totals.sent - before.sockets[ends].totals.sent
     for minor, total in sent.items():
         counted = now.classes.get(minor, 0) - before.classes.get(minor, 0)
-        if total > _CLASS_LAG_BYTES and counted < total / 2:
+        if total > _LAG_BYTES and counted < total / 2:
             yield minor
+
+
+def _unseen_uplinks(before: Observation, now: Observation, snapshot: Snapshot) -> Iterator[tuple[FourTuple, str]]:
+    """The throttled uplinks of whose bytes the program has seen less than half acknowledged."""
+    for ends in snapshot.uplinks:
+        received = _received(before, now, ends)
+        if received > _LAG_BYTES and now.uplinks.get(ends, 0) - before.uplinks.get(ends, 0) < received / 2:
+            yield ends, _UNSEEN
+
+
+def _excesses(
+    before: Observation, now: Observation, snapshot: Snapshot, earlier: Mapping[Share, Excess]
+) -> dict[Share, Excess]:
+    """The excesses after one more observation. They begin with the second one in which a share is policed."""
+    received: Counter[Share] = Counter()
+    rates: dict[Share, Rate] = {}
+    for ends, throttle in _policed(snapshot):
+        received[throttle.share] += _received(before, now, ends)
+        rates[throttle.share] = throttle.rate
+    excesses = {}
+    for share, rate in rates.items():
+        over = received[share] - payload_pace(rate, 1) * (now.at - before.at)
+        old = earlier.get(share)
+        if old is None or over <= 0:
+            excesses[share] = Excess(0.0, now.at)
+        else:
+            excesses[share] = Excess(old.bytes + over, old.since if old.bytes else now.at)
+    return excesses
+
+
+def _not_policed(snapshot: Snapshot, excesses: Mapping[Share, Excess]) -> Iterator[tuple[FourTuple, Difference]]:
+    """The policed uplinks whose share has carried more than its rate and what the program lets pass at once."""
+    for ends, throttle in _policed(snapshot):
+        excess = excesses[throttle.share]
+        if excess.bytes > _POLICED_BURST_SECONDS * payload_pace(throttle.rate, 1) + _POLICED_BURST_BYTES:
+            yield ends, Difference(_NOT_POLICED, excess.since)
+
+
+def _policed(snapshot: Snapshot) -> Iterator[tuple[FourTuple, Throttle]]:
+    return ((ends, snapshot.uplinks[ends]) for ends in snapshot.policed if ends in snapshot.uplinks)
+
+
+def _received(before: Observation, now: Observation, ends: FourTuple) -> int:
+    """What a socket has received in between; 0 if it is not in both observations."""
+    if ends not in before.sockets or ends not in now.sockets:
+        return 0
+    return now.sockets[ends].totals.received - before.sockets[ends].totals.received

@@ -43,7 +43,7 @@ class Observer(threading.Thread):
     It keeps `accounts` up to date.
 
     `snapshots` has what is applied, `class_bytes` gives the bytes of each class by minor, `steered` what
-    steering has counted of subflows.
+    steering has counted of subflows, `acknowledged` what the program for uplinks has seen acknowledged.
     """
 
     def __init__(
@@ -52,11 +52,13 @@ class Observer(threading.Thread):
         snapshots: Snapshots,
         class_bytes: Callable[[], Mapping[int, int]],
         steered: Callable[[], Mapping[FourTuple, SteeredTotals]],
+        acknowledged: Callable[[], Mapping[FourTuple, int]],
         accounts: Accounts,
     ) -> None:
         super().__init__(name="observer", daemon=True)
         self._class_bytes = class_bytes
         self._steered = steered
+        self._acknowledged = acknowledged
         self._ports = ports
         self._sockets = SocketReader(ports)
         self._snapshots = snapshots
@@ -93,9 +95,9 @@ class Observer(threading.Thread):
                 classes = self._class_bytes()
         before = self.enforcement
         on_all_ports = any(d.subflow.ends.proxy.port not in self._ports for d in snapshot.all_decisions())
-        steered = self._steered()
+        steered, acknowledged = self._steered(), self._acknowledged()
         sockets = self._sockets.read(on_all_ports=on_all_ports)
-        after = before.after(Observation(time.monotonic(), sockets, classes), snapshot)
+        after = before.after(Observation(time.monotonic(), sockets, classes, acknowledged), snapshot)
         eventlog.log_enforcement(before.not_enforced, after.not_enforced)
         self.enforcement = after
         self._accounts.look(sockets, snapshot, steered)

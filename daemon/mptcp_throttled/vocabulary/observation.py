@@ -1,9 +1,11 @@
-"""What the proxy's sockets have and send, and what the classes count, at one time."""
+"""What the proxy's sockets have and carry, and what classes and the program for uplinks count, at one time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from immutables import Map
 
 from mptcp_throttle.model import FourTuple
 from mptcp_throttled.vocabulary.traffic import SocketTotals
@@ -23,8 +25,12 @@ class SocketState:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Sockets, and bytes that classes were given by minor, headers included, at `at` (monotonic seconds)."""
+    """Sockets, and bytes that classes were given by minor, headers included, at `at` (monotonic seconds).
+
+    `uplinks` are the bytes of payload that the program for uplinks has seen acknowledged, of those that are throttled.
+    """
 
     at: float
     sockets: Mapping[FourTuple, SocketState]
     classes: Mapping[int, int]
+    uplinks: Mapping[FourTuple, int] = field(default_factory=Map)

@@ -33,10 +33,13 @@ function rowsOf(network) {
   });
 }
 
-function reasonOf(subflow) {
-  const { downlink, uplink, not_enforced: notEnforced } = subflow;
-  const parts = [notEnforced ? `NOT ENFORCED: ${notEnforced}` : downlink.reason];
-  if (uplink.kind) parts.push(`uplink: ${uplink.reason}`);
+function reasonIn(direction) {
+  return direction.not_enforced ? `NOT ENFORCED: ${direction.not_enforced}` : direction.reason;
+}
+
+function reasonOf({ downlink, uplink }) {
+  const parts = [reasonIn(downlink)];
+  if (uplink.kind) parts.push(`uplink: ${reasonIn(uplink)}`);
   return parts.join("; ");
 }
 

@@ -74,6 +74,8 @@ class UplinkProgram:
         self._remind = self.object.prepared("remind", _IPV4_PACKET)
         # `assign` and `remind` may not run at the same time.
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._is_closed = False
 
     @property
     def descriptor(self) -> int:
@@ -140,13 +142,20 @@ class UplinkProgram:
             uplinks[unpack_ends(key)] = throttled
         return uplinks
 
+    def acknowledged(self) -> dict[FourTuple, int]:
+        """As `uplinks`, only the acknowledged bytes; for any thread."""
+        with self._reading:
+            return {} if self._is_closed else {ends: each.acknowledged for ends, each in self.uplinks().items()}
+
     def counters(self) -> UplinkCounters:
         """What the program has counted."""
         return read_counters(self._counters, UplinkCounters)
 
     def close(self) -> None:
         """Drop it and its maps; a filter that is attached keeps them."""
-        self.object.close()
+        with self._reading:
+            self._is_closed = True
+            self.object.close()
 
 
 def _assignment(ends: FourTuple, share: int, window: AnnouncedWindow) -> bytes:

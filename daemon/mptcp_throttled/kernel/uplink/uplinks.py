@@ -91,6 +91,11 @@ class Uplinks:
         if self.counters.policed != before or self.policed:
             self.policed = frozenset(ends for ends, uplink in program.uplinks().items() if uplink.is_policed)
 
+    def acknowledged(self) -> Mapping[FourTuple, int]:
+        """The bytes that the program has seen acknowledged since it was loaded, by subflow. For any thread."""
+        program = self._program
+        return {} if program is None else program.acknowledged()
+
     def throttle(self, uplinks: Mapping[FourTuple, Throttle | None]) -> None:
         """If this fails, any part of it may have been done."""
         program, self.window_problem = self._program, None
