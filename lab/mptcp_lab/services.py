@@ -206,8 +206,8 @@ class Services:
     @property
     def records(self) -> list[str]:
         """The names of the daemon's files that say what it has changed at interfaces."""
-        directory = self.sockets.daemon.parent
-        return sorted(path.name for pattern in ("original-qdisc-*", "clsact-*") for path in directory.glob(pattern))
+        directory, patterns = self.sockets.daemon.parent, ("original-qdisc-*", "clsact-*", "tcx-*")
+        return sorted(path.name for pattern in patterns for path in directory.glob(pattern))
 
     def wait_ready(self, timeout: float = 15.0) -> None:
         """Wait up to `timeout` seconds until the daemon answers and has the sniffer's table."""

@@ -64,6 +64,18 @@ class _TestRunOptions(ctypes.Structure):
     )
 
 
+class _ProgramInfo(ctypes.Structure):
+    """struct bpf_prog_info (include/uapi/linux/bpf.h), up to the id."""
+
+    _fields_ = (("type", ctypes.c_uint32), ("id", ctypes.c_uint32))
+
+
+class _LinkCreateOptions(ctypes.Structure):
+    """struct bpf_link_create_opts (bpf/bpf.h), up to the flags."""
+
+    _fields_ = (("sz", ctypes.c_size_t), ("flags", ctypes.c_uint32))
+
+
 class _LinkInfo(ctypes.Structure):
     """struct bpf_link_info (include/uapi/linux/bpf.h), up to the first field of the union. `target` is the id of a
     cgroup; of a TCX link it has the index of an interface in its lower half."""
@@ -227,7 +239,9 @@ class RingBuffer:
         _libbpf().ring_buffer__free(self._buffer)
 
 
-_LINK_TYPE_TCX: Final = 11  # enum bpf_link_type (include/uapi/linux/bpf.h)
+# include/uapi/linux/bpf.h: enum bpf_link_type; BPF_F_BEFORE, without another program: before all
+_LINK_TYPE_TCX: Final = 11
+_BEFORE: Final = 1 << 3
 
 
 class AttachType(Enum):
@@ -321,13 +335,14 @@ class BpfObject:
         return int(self._library.bpf_link__fd(link))
 
     def attach_interface(self, program: str, index: int, name: str, attach_type: AttachType) -> int:
-        """Attach a tc program to the interface of that index and name, beside programs that are there (TCX, Linux 6.6).
+        """Attach a tc program to the interface of that index and name, before programs that are there (TCX, Linux 6.6).
 
         Returns the file descriptor of the link, which is the caller's: the program is detached when it and its copies
         are closed.
         """
         fault_point("bpf link create")
-        link = self._library.bpf_link_create(self.program(program), index, attach_type.value, None)
+        options = ctypes.byref(_LinkCreateOptions(ctypes.sizeof(_LinkCreateOptions), _BEFORE))
+        link = self._library.bpf_link_create(self.program(program), index, attach_type.value, options)
         lacks_tcx = link < 0 and ctypes.get_errno() == errno.EINVAL
         return _checked(f"attach {program} to {name}", link, "before Linux 6.6 there is no TCX" if lacks_tcx else "")
 
@@ -391,6 +406,14 @@ class BpfObject:
         if self._object:
             self._library.bpf_object__close(self._object)
         self._object = 0
+
+
+def program_id(program: int) -> int:
+    """The id of the program of a file descriptor. Raises KernelError."""
+    info = _ProgramInfo()
+    size = ctypes.c_uint32(ctypes.sizeof(info))
+    _checked("bpf prog info", _libbpf().bpf_obj_get_info_by_fd(program, ctypes.byref(info), ctypes.byref(size)))
+    return int(info.id)
 
 
 def is_attached(link: int) -> bool:

@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
 from examples import ETHERNET as ETHERNET_NETWORK
 from feature_release import released
+from passing_program import passing_program, programs_at
 from polling import eventually
 from proxy_world import ProxyWorld
 from scapy.data import ETH_P_ALL
@@ -452,6 +454,14 @@ def test_programs_stay_until_the_last_copy_of_their_links_is_closed(lab: Lab) ->
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert attached_programs(lab) == [0, 0]
+
+
+def test_programs_come_before_those_of_others(lab: Lab, tmp_path: Path) -> None:
+    both = (AttachType.TCX_INGRESS, AttachType.TCX_EGRESS)
+    with ExitStack() as stack:
+        foreign = [stack.enter_context(passing_program(lab.proxy, where, tmp_path)) for where in both]
+        with attached(lab):
+            assert [programs_at(lab.proxy, where)[1:] for where in both] == [(program,) for program in foreign]
 
 
 def test_prevention_follows_networks_and_interfaces(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

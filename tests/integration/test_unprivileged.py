@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from passing_program import programs_at
 from polling import eventually
-from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended, receive_rates, unique
+from proxy_world import EXECUTABLES, LONG, Hosts, ProxyWorld, attended, receive_rates, unique
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.process import run
 from mptcp_lab.services import Services
+from mptcp_throttle.linux.libbpf import AttachType
 
 if TYPE_CHECKING:
     from mptcp_lab.host import Host
@@ -221,6 +223,22 @@ def test_cleanup_after_kill_9_works_as_the_units_user(
     world.proxy.run(*services.command("mptcp-throttled", "--cleanup", unit_name=CLEAN_UP), machine_files=True)
     assert kernel_state(world.proxy) == world.original
     assert world.restrained() == set()
+
+
+@pytest.mark.parametrize("then", [CLEAN_UP, "mptcp-throttled"])
+def test_program_that_a_killed_daemon_has_attached_is_detached(world: ProxyWorld, services: InUnits, then: str) -> None:
+    group = str(services.group_id("mptcp-throttle"))
+    assert services.cli_as(group, "set-rate", "--uplink", "ethernet", "1mbit")[0] == 0
+    world.upload(LONG)
+    eventually(lambda: any(s.uplink_kind == "cap" for s in services.subflows()), "the uplink capped")
+    world.daemon.kill()
+    (program,) = programs_at(world.proxy, AttachType.TCX_EGRESS)
+    if then == CLEAN_UP:
+        world.proxy.run(*services.command("mptcp-throttled", "--cleanup", unit_name=then), machine_files=True)
+        assert programs_at(world.proxy, AttachType.TCX_EGRESS) == ()
+    else:
+        world.start_daemon()
+        assert program not in programs_at(world.proxy, AttachType.TCX_EGRESS)
 
 
 @pytest.mark.parametrize(("name", "capability"), [pair for pair in GRANTED if pair not in RESTRICTED])

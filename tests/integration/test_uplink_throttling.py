@@ -6,22 +6,30 @@ import re
 import statistics
 import time
 from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Final
 
 import proxy_world
 import pytest
 from deaf_client import ignore_priorities
+from passing_program import passing_program, programs_at
 from polling import eventually
 from proxy_world import LONG, MEGABYTE, Hosts, ProxyWorld, ethernet_with, send_rates, serving
 from second_interface import send_small_pulses
 
 from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.services import WIFI_FIRST, SubflowStatus
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
+from mptcp_throttle.linux import tcx
+from mptcp_throttle.linux.libbpf import AttachType
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.interfaces import find_interface
 
+EGRESS: Final = AttachType.TCX_EGRESS
 CAP: Final = Rate.parse("1mbit")
 NETWORKS: Final = ethernet_with({RateKind.CAP: None, RateKind.UPLINK_CAP: CAP})
 
@@ -85,10 +93,10 @@ def by_interface(world: ProxyWorld, pattern: str) -> Counter[str]:
     return sums
 
 
-def egress(world: ProxyWorld) -> str:
-    """The qdiscs and the filters of what leaves the proxy."""
-    show = "tc qdisc show dev eth0; tc filter show dev eth0 egress"
-    return world.proxy.run("sh", "-c", show).stdout
+def own_programs(world: ProxyWorld) -> set[int]:
+    """The ids of our programs for uplinks that see what leaves the proxy."""
+    files = world.services.sockets.daemon.parent.glob("tcx-*")
+    return {int(text) for file in files for text in file.read_text().split()} & {*programs_at(world.proxy, EGRESS)}
 
 
 def test_capped_uplink_carries_its_cap_and_wifi_the_rest(world: ProxyWorld, before: dict[str, str]) -> None:
@@ -100,7 +108,7 @@ def test_capped_uplink_carries_its_cap_and_wifi_the_rest(world: ProxyWorld, befo
     assert 0.7e6 < statistics.mean(rates["eth0"] for rates in windows) < 1.3e6
     assert statistics.median(rates["wlan0"] for rates in windows) > 25e6
     world.abort()
-    eventually(lambda: "clsact" not in egress(world), "the filter detached")
+    eventually(lambda: not own_programs(world), "the program detached")
     assert kernel_state(world.proxy) == before
 
 
@@ -159,13 +167,13 @@ def test_daemon_that_ends_leaves_no_subflow_a_backup(world: ProxyWorld, end: str
     wait_backup(world)
     if end == "stop":
         world.daemon.stop()
-        assert "clsact" not in egress(world)
+        assert not own_programs(world)
     else:
         world.daemon.kill()
-        assert "clsact" in egress(world)
+        assert own_programs(world)
         world.services.configure(WIFI_FIRST)
         getattr(world.services, end)()
-    eventually(lambda: "clsact" not in egress(world), "the filter detached")
+    eventually(lambda: not own_programs(world), "the program detached")
     eventually(lambda: not has_backup(world), "no subflow a backup", within=1)
     eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 5e6, "Ethernet in use")
 
@@ -190,9 +198,35 @@ def test_limit_of_an_only_path_is_obeyed() -> None:
         assert "rate not enforced" not in world.daemon.log_text()
 
 
-def test_deleted_filter_is_put_back(world: ProxyWorld) -> None:
+def test_detached_program_is_attached_again(world: ProxyWorld) -> None:
     world.upload(LONG)
     wait_capped(world)
-    world.proxy.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
-    eventually(lambda: "mptcp-throttle" in egress(world), "the filter is back", within=2)
+    with in_namespace(world.proxy.namespace):
+        tcx.detach(own_programs(world), find_interface("eth0").index, EGRESS)
+    assert not own_programs(world)
+    eventually(lambda: bool(own_programs(world)), "the program is back", within=2)
     assert send_rates(world.lab.client, 4)["eth0"] < 2e6
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_program_of_others_at_the_egress_hides_no_uplink(world: ProxyWorld, tmp_path: Path, *, first: bool) -> None:
+    passing = passing_program(world.proxy, EGRESS, tmp_path)
+    with ExitStack() as stack:
+        if first:
+            stack.enter_context(passing)
+        world.upload(LONG)
+        wait_capped(world)
+        if not first:
+            stack.enter_context(passing)
+            (ours,) = own_programs(world)
+            eventually(lambda: programs_at(world.proxy, EGRESS)[0] == ours, "ours is first again", within=2)
+        assert send_rates(world.lab.client, 4)["eth0"] < 2e6
+    assert "rate not enforced" not in world.daemon.log_text()
+
+
+def test_program_of_others_at_the_ingress_hides_no_excess(own_world: ProxyWorld, tmp_path: Path) -> None:
+    ignore_priorities(own_world.lab.client)
+    with passing_program(own_world.proxy, AttachType.TCX_INGRESS, tmp_path):
+        own_world.upload(LONG)
+        eventually(lambda: any(s.uplink_policed for s in own_world.services.subflows()), "the uplink policed")
+        eventually(lambda: 0.5e6 < received_rates(own_world, 5)["eth0"] < 1.05e6, "at most 1.05 Mb/s for 5 s")

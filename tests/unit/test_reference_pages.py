@@ -66,7 +66,7 @@ def test_rights_name_files_and_kernel_objects_that_exist() -> None:
     for path in (sockets.sniffer, sockets.daemon, sockets.metrics, sockets.web):
         assert f"| `{path}` |" in RIGHTS
     code = "\n".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "daemon").rglob("*.py"))
-    for name in ("original-qdisc-", "clsact-", "ports.json", "overrides.json", "history.sqlite"):
+    for name in ("original-qdisc-", "clsact-", "tcx-", "ports.json", "overrides.json", "history.sqlite"):
         assert name in code
         assert f"/{name}" in RIGHTS
     objects = (

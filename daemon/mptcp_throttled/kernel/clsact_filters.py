@@ -139,9 +139,12 @@ class ClsactFilters:
 
     def forget_stale(self) -> None:
         """Delete the records of interfaces that have gone."""
+        self._forget_stale(_FILE_NAME)
+
+    def _forget_stale(self, names: re.Pattern[str]) -> None:
         present = {interface.index for interface in all_interfaces()}
-        for entry in self._directory.glob("clsact-*"):
-            name = _FILE_NAME.fullmatch(entry.name)
+        for entry in self._directory.glob("*-*"):
+            name = names.fullmatch(entry.name)
             if name is not None and int(name[1]) not in present:
                 with os_errors(f"{entry}"):
                     entry.unlink(missing_ok=True)

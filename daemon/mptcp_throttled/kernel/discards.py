@@ -22,6 +22,7 @@ from mptcp_throttle.ports import Ports
 from mptcp_throttled.kernel.interfaces import Interface, find_interfaces
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings, read_counters
+from mptcp_throttled.kernel.tcx_programs import note_own
 from mptcp_throttled.vocabulary.counters import DiscardCounters
 from mptcp_throttled.vocabulary.features import FeatureState, Situation
 
@@ -59,6 +60,7 @@ class DiscardPrograms:
         links: list[int] = []
         try:
             for name, attach_type in _PROGRAMS.items():
+                note_own(self.object.program(name))
                 links.append(self.object.attach_interface(name, interface.index, interface.name, attach_type))
         except KernelError:
             _close(links)

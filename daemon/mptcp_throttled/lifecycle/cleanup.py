@@ -17,6 +17,7 @@ from mptcp_throttled.enforcing.reconciler import Reconciler
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, FilterSet
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.kernel.steering import steering
+from mptcp_throttled.kernel.tcx_programs import TcxPrograms
 from mptcp_throttled.kernel.uplink.acks import AckSender, list_acks
 from mptcp_throttled.lifecycle import back_ends
 from mptcp_throttled.lifecycle.kept_link import KeptLink
@@ -158,7 +159,7 @@ def clean_up_host(path: Path) -> None:
         finally:
             if unused is not None:
                 remove_leftovers(unused)
-            with closing(ClsactFilters(directory)) as filters:
+            with closing(TcxPrograms(directory)) as filters:
                 free_uplinks(filters, directory, recorded)
             release_old_ports(recorded, NO_PORTS, KeptLink())
             record.write(NO_PORTS)

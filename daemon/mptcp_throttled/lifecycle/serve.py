@@ -12,9 +12,9 @@ from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.ports import NO_PORTS
-from mptcp_throttled.kernel.clsact_filters import ClsactFilters
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.steering.steering import NoSteering
+from mptcp_throttled.kernel.tcx_programs import TcxPrograms
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.lifecycle import back_ends
 from mptcp_throttled.lifecycle.cleanup import (
@@ -62,7 +62,7 @@ def serve(path: Path) -> None:
         except UserError:
             free_steered(directory, recorded)
             raise
-        with closing(ClsactFilters(directory)) as filters:
+        with closing(TcxPrograms(directory)) as filters:
             free_uplinks(filters, directory, recorded | config.proxy.ports)
             release_old_ports(recorded, config.proxy.ports if config.daemon.pacing else NO_PORTS, kept)
             record.write(config.proxy.ports)

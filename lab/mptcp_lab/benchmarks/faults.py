@@ -93,6 +93,7 @@ _CALLS: Final = (
     "bpf",
     "bpf object load",
     "bpf link create",
+    "bpf prog attach",
     "bpf map update",
     "bpf iterator",
     "bpf test run",
