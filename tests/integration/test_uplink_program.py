@@ -340,6 +340,22 @@ def test_excess_of_a_client_that_goes_on_sending_is_dropped(program: UplinkProgr
     assert not program.uplinks()[subflow].is_policed, "in another share"
 
 
+def test_what_a_policed_client_sends_behind_a_gap_is_paid_for(program: UplinkProgram, sent: Send) -> None:
+    subflow = ends_of()
+    throttle(program, subflow)
+    for acknowledged in (0, 100, 700):
+        sent(segment(acknowledged * KIB))
+    time.sleep(2.0)
+    sent(segment(701 * KIB))
+    assert program.uplinks()[subflow].is_policed
+    police(program, sent_by_client(subflow))
+    # A megabyte takes eight seconds at the rate, and would take one if the debt were cut again.
+    sent(segment(1701 * KIB))
+    time.sleep(1.0)
+    sent(segment(1702 * KIB))
+    assert police(program, sent_by_client(subflow)) == SHOT
+
+
 @pytest.fixture
 def wire(program: UplinkProgram) -> Iterator[socket.socket]:
     """What leaves through lo, to which segments of BPF_PROG_TEST_RUN belong."""

@@ -140,12 +140,14 @@ class Uplink(NamedTuple):
     appended: U32
     repeats: U32
     is_policed: U32
+    has_policer: U32
     has_sequence: U32
     slot: U32
     window: U32
     window_scale: U32
     round_trip_us: U32
     ack: PackedLastAck
+    padding: U32
 
 
 class Bucket(NamedTuple):

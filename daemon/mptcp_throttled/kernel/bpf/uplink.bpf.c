@@ -2,7 +2,7 @@
 /*
  * Throttles what clients send over some of their subflows. Needs CAP_BPF and CAP_NET_ADMIN.
  *
- * `throttle_uplinks`, at the egress of the proxy's interfaces (clsact), counts what each segment of
+ * `throttle_uplinks`, at the egress of the proxy's interfaces, counts what each segment of
  * such a subflow acknowledges. While the client has sent more than the rate allows, its pure ACKs
  * carry MP_PRIO (RFC 8684, section 3.3.8): the subflow is a backup, and MPTCP at the client sends
  * over the others. When the debt is paid, they say that it is regular. Nothing is queued: a queue
@@ -250,11 +250,13 @@ static __always_inline __u64 burst_ns(const struct share *share)
 }
 
 /* Debt that arose before `police_uplinks` was attached is cut to twice the burst: everything would
- * be dropped until it is paid. */
+ * be dropped until it is paid. Later debt is not: data behind a gap cost only when the gap is filled. */
 static __always_inline void begin_policing(struct uplink *uplink, struct share *share, __u64 now)
 {
 	__u64 largest = now + 2 * burst_ns(share);
 
+	if (uplink->has_policer)
+		return;
 	if (share->paid_at > largest)
 		share->paid_at = largest;
 	if (uplink->is_policed)
@@ -275,6 +277,7 @@ int police_uplinks(struct __sk_buff *skb)
 	uplink = bpf_map_lookup_elem(&uplinks, &segment.ends);
 	if (!uplink || !uplink->is_policed)
 		return TC_ACT_UNSPEC;
+	uplink->has_policer = 1;
 	share = bpf_map_lookup_elem(&shares, &uplink->share);
 	if (!share || share->paid_at <= bpf_ktime_get_ns() + burst_ns(share))
 		return TC_ACT_UNSPEC;
@@ -301,7 +304,7 @@ int throttle_uplinks(struct __sk_buff *skb)
 		uplink->is_counting = 0;
 		uplink->has_sequence = 0;
 		uplink->ack.has_timestamps = 0;
-		uplink->is_policed = 0;
+		uplink->is_policed = uplink->has_policer = 0;
 		uplink->told = NOTHING;
 		uplink->window_scale = UNBOUNDED;
 		return TC_ACT_UNSPEC;
@@ -497,6 +500,7 @@ static __always_inline void change_uplink(struct uplink *uplink, const struct as
 	if (uplink->window_scale == UNBOUNDED || !bpf_map_lookup_elem(&shares, &uplink->share))
 		uplink->bounded_from = from;
 	uplink->is_policed &= uplink->share == assignment->share;
+	uplink->has_policer &= uplink->is_policed;
 	uplink->share = assignment->share;
 	if (assignment->share) {
 		uplink->window_scale = assignment->window_scale;

@@ -59,7 +59,7 @@ struct assignment {
  * `acknowledged` are those of the last segment, in host byte order; its time stamps and its window
  * are as the kernel sent them. `appended` and `repeats` are how many ACKs have told the client what
  * it was told last. `is_policed`: the client kept sending although the share was in debt, so what
- * exceeds the rate is dropped. */
+ * exceeds the rate is dropped. `has_policer`: `police_uplinks` has seen its data since. */
 struct uplink {
 	__u64 counts_from;
 	__u64 bounded_from;
@@ -76,12 +76,14 @@ struct uplink {
 	__u32 appended;
 	__u32 repeats;
 	__u32 is_policed;
+	__u32 has_policer;
 	__u32 has_sequence;
 	__u32 slot;
 	__u32 window;
 	__u32 window_scale;
 	__u32 round_trip_us;
 	struct last_ack ack;
+	__u32 padding;
 };
 
 /* Indices of the map `counters`. */
