@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Self, final
 
 _END: Final = 65536
-_MOST_APART: Final = 2
+_LONGEST_LISTED_SINGLY: Final = 2
 
 
 @final
@@ -35,7 +35,7 @@ class Ports(Collection[int]):
 
     @classmethod
     def parse(cls, items: Iterable[object]) -> Self:
-        """From what `items` of a set has. Raises ValueError."""
+        """The set with these `items`. Raises ValueError."""
         return cls(tuple(parse_range(str(item)) for item in items))
 
     @property
@@ -59,8 +59,16 @@ class Ports(Collection[int]):
         return Ports(self.ranges + second.ranges)
 
     def __and__(self, second: Ports) -> Ports:
-        pairs = ((a, b) for a in self.ranges for b in second.ranges)
-        return Ports(tuple(range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs))
+        found: list[range] = []
+        ours, theirs = iter(self.ranges), iter(second.ranges)
+        one, other = next(ours, None), next(theirs, None)
+        while one is not None and other is not None:
+            found.append(range(max(one.start, other.start), min(one.stop, other.stop)))
+            if one.stop < other.stop:
+                one = next(ours, None)
+            else:
+                other = next(theirs, None)
+        return Ports(tuple(found))
 
     def __sub__(self, second: Ports) -> Ports:
         starts, stops = (0, *(each.stop for each in second.ranges)), (*(each.start for each in second.ranges), _END)
@@ -73,7 +81,7 @@ class Ports(Collection[int]):
 NO_PORTS: Final = Ports()
 
 ALL_PORTS: Final = Ports((range(_END),))
-"""With 0, which sockets have that are bound to no port."""
+"""Also 0, the port of sockets that are not bound."""
 
 
 def parse_range(text: str) -> range:
@@ -87,4 +95,4 @@ def parse_range(text: str) -> range:
 
 
 def _items(ports: range) -> Iterable[int | str]:
-    return ports if len(ports) <= _MOST_APART else (f"{ports[0]}-{ports[-1]}",)
+    return ports if len(ports) <= _LONGEST_LISTED_SINGLY else (f"{ports[0]}-{ports[-1]}",)

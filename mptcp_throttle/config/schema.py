@@ -68,7 +68,7 @@ _WEB_SOCKET: Final = "web/web.sock"
 _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
 _MASKS: Final = "allowed: 8 to 16 adjacent bits of 32, such as 0xffff0000"
 _MAX_CONTROL_GROUP: Final = 0.5
-MOST_PORT_ITEMS: Final = 64
+MAX_PORT_ITEMS: Final = 64
 """The most ports and ranges. Each makes the programs that select packets longer (`cbpf.jump_by_port`)."""
 _HOST_NAME: Final = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII
@@ -156,7 +156,7 @@ class ProxySection(Section):
     interfaces: Annotated[tuple[InterfaceName, ...], list_of("interfaces", 16), AfterValidator(each_once)] = ()
     ports: Annotated[
         tuple[Annotated[range, parsed_by(parse_range)], ...],
-        list_of("ports and ranges", MOST_PORT_ITEMS),
+        list_of("ports and ranges", MAX_PORT_ITEMS),
         AfterValidator(_disjoint),
     ]
 

@@ -48,8 +48,8 @@ _INET_ULP_INFO_NAME: Final = 1
 # Without INFO the kernel leaves out INET_DIAG_ULP_INFO, too; with TCLASS it adds INET_DIAG_CLASS_ID.
 _EXTENSIONS: Final = 1 << INET_DIAG_INFO - 1 | 1 << _INET_DIAG_TCLASS - 1
 _REQUEST: Final = Struct("=3xB48xI4x")  # struct inet_diag_req: extensions, states
-# struct inet_diag_bc_op: code, and by how many bytes to go on if it is true, or else. A comparison has a second one,
-# whose last field is the port.
+# struct inet_diag_bc_op: a code, and how many bytes to advance if it is true, and if not. A comparison is two of them;
+# the last field of the second is the port.
 _REQ_BYTECODE: Final = 1
 _BC_JMP, _BC_S_GE, _BC_S_LE = 1, 2, 3
 _OPERATION: Final = Struct("=BBH")

@@ -1,8 +1,8 @@
-"""Programs at what arrives or leaves through an interface, by TCX (Linux 6.6), without a link: they outlive a process.
+"""Programs that see what arrives or leaves through an interface, by TCX (Linux 6.6), without a link.
 
-This is bpf(2) itself: libbpf 1.1, that of Debian 12, can neither name a place in TCX's order, nor detach a program of
-an earlier process. To get a descriptor of that by its id takes CAP_SYS_ADMIN, which no service of ours has; its place
-and the revision of the order are enough.
+They outlive a process. This calls bpf(2) itself: libbpf 1.1 (Debian 12) can neither choose a place in TCX's order nor
+detach a program of an earlier process. To open that program by its id takes CAP_SYS_ADMIN, which no service of ours
+has; its place and the revision of the order are enough.
 """
 
 from __future__ import annotations

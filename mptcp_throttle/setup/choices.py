@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from mptcp_throttle.config.schema import MOST_PORT_ITEMS
+from mptcp_throttle.config.schema import MAX_PORT_ITEMS
 from mptcp_throttle.errors import EX_COMMAND_LINE, UserError, listed
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.setup.host_facts import HostFacts, Interface, Listener
@@ -29,10 +29,10 @@ def choose_ports(facts: HostFacts, named: Ports) -> Ports:
             f"setup: no program listens with MPTCP for other hosts{plain}; allowed: {start}, or --port",
             os.EX_UNAVAILABLE,
         )
-    if len(ports.items) > MOST_PORT_ITEMS:
+    if len(ports.items) > MAX_PORT_ITEMS:
         which = "--port:" if named else "the proxy listens on"
         raise UserError(
-            f"setup: {which} {len(ports.items)} ports and ranges; allowed: up to {MOST_PORT_ITEMS}, such as --port"
+            f"setup: {which} {len(ports.items)} ports and ranges; allowed: up to {MAX_PORT_ITEMS}, such as --port"
             " 20000-29999",
             EX_COMMAND_LINE,
         )

@@ -1,7 +1,7 @@
 """Our programs at the egress and the ingress of an interface, by TCX where the kernel has it (Linux 6.6).
 
-TCX comes before all filters of clsact. Ours are put before those of other programs: one of these that decides, were it
-only that the packet goes on, hides it from all later ones.
+TCX comes before all filters of clsact. Ours come before those of others: a program that decides, even only to let the
+packet pass, hides it from all later ones.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from mptcp_throttle.linux.libbpf import AttachType, program_id
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.interfaces import Interface, all_interfaces
 
-_WHERE: Final = {Hook.INGRESS: AttachType.TCX_INGRESS, Hook.EGRESS: AttachType.TCX_EGRESS}
+_ATTACH_TYPES: Final = {Hook.INGRESS: AttachType.TCX_INGRESS, Hook.EGRESS: AttachType.TCX_EGRESS}
 _FILE_NAME: Final = re.compile(r"tcx-(\d+)")
 
 _own: Final[set[int]] = set()
-"""The ids of the programs of this process: they may come before each other."""
+"""The ids of this process's programs: one of them may be in front of another."""
 
 
 def note_own(program: int) -> None:
-    """The program of that file descriptor displaces none of ours. Raises KernelError."""
+    """Note a program of this process, by its file descriptor: ours may be behind it. Raises KernelError."""
     _own.add(program_id(program))
 
 
 class TcxPrograms(ClsactFilters):
-    """As `ClsactFilters`, which it is before Linux 6.6; filters that an earlier version has left go, too.
+    """As `ClsactFilters`, whose filters it uses before Linux 6.6. It also removes the filters of an earlier version.
 
-    `directory` also has a file for each interface with the ids of our programs there: to ask for the name of a program
-    takes CAP_SYS_ADMIN. The kernel gives no id to two programs.
+    `directory` also has a file for each interface with the ids of our programs there: to read a program's name takes
+    CAP_SYS_ADMIN. The kernel uses no id twice until a reboot.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,7 +55,9 @@ class TcxPrograms(ClsactFilters):
             return super().attached(interface)
         ours = self._recorded(interface)
         return {
-            hook for hook, where in _WHERE.items() if _is_first(tcx.attached(interface.index, where).programs, ours)
+            hook
+            for hook, where in _ATTACH_TYPES.items()
+            if _is_first(tcx.attached(interface.index, where).programs, ours)
         }
 
     def attach(self, interface: Interface, programs: Mapping[Hook, int]) -> None:
@@ -68,7 +70,7 @@ class TcxPrograms(ClsactFilters):
         ours = self._recorded(interface) | {*wanted.values()}
         # First: a program without a record would be taken for another's.
         self._record_programs(interface, ours)
-        for hook, where in _WHERE.items():
+        for hook, where in _ATTACH_TYPES.items():
             if hook in wanted:
                 tcx.detach({wanted[hook]}, interface.index, where)
                 _own.add(wanted[hook])
@@ -92,7 +94,7 @@ class TcxPrograms(ClsactFilters):
     def _ours_at(self, interface: Interface) -> Iterator[tuple[AttachType, frozenset[int]]]:
         """Where programs of ours are, and which."""
         recorded = self._recorded(interface)
-        for where in _WHERE.values() if recorded else ():
+        for where in _ATTACH_TYPES.values() if recorded else ():
             ours = recorded.intersection(tcx.attached(interface.index, where).programs)
             if ours:
                 yield where, ours

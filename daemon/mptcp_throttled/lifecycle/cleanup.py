@@ -75,8 +75,8 @@ def free_steered(directory: Path, ports: Ports) -> None:
 def free_uplinks(filters: ClsactFilters, directory: Path, ports: Ports) -> None:
     """Free the uplinks that another instance has left throttled; what cannot be freed is logged.
 
-    Its filter tells that there may be any: then all clients are told that their subflows are regular. A file in
-    `directory` remembers that until it is done.
+    Its programs at an interface tell that there may be any: then all clients are told that their subflows are regular.
+    A file in `directory` remembers that until it is done.
     """
     untold = directory / _UNTOLD
     try:

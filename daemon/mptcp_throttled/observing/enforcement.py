@@ -87,7 +87,7 @@ class Enforcement:
     not_enforced_in: Mapping[Direction, Mapping[FourTuple, str]] = field(init=False)
     """Why the rate of a subflow in a direction is not enforced, for those with a difference that has lasted."""
     not_enforced: Mapping[FourTuple, str] = field(init=False)
-    """The same for both directions."""
+    """The same, with the reasons of both directions in one text."""
 
     def __post_init__(self) -> None:
         at = 0.0 if self.latest is None else self.latest.at

@@ -94,6 +94,8 @@ _CALLS: Final = (
     "bpf object load",
     "bpf link create",
     "bpf prog attach",
+    "bpf prog detach",
+    "bpf prog query",
     "bpf map update",
     "bpf iterator",
     "bpf test run",

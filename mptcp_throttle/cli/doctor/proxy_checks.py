@@ -61,7 +61,9 @@ def listeners(host: Host) -> Iterator[Finding]:
         plain, is_served = (ports & used) - with_mptcp, bool(ports & with_mptcp)
         subject = f"proxy port {item}" if len(ports) == 1 else f"proxy ports {item}"
         if plain:
-            problem = "has a listener without MPTCP" if len(ports) == 1 else f"without MPTCP: {_listed(plain)}"
+            problem = (
+                "has a listener without MPTCP" if len(ports) == 1 else f"listeners without MPTCP on: {_listed(plain)}"
+            )
             remedy = "start the proxy with `mptcpize run`; for a service, `mptcp-throttle setup --server-drop-in NAME`"
             yield Finding(subject, problem, remedy, harm=not is_served)
         elif is_served:
@@ -107,9 +109,9 @@ def ends(host: Host) -> list[Finding]:
 
 @of_the_proxy(_OWN)
 def own_connections(host: Host) -> Iterator[Finding]:
-    """Whether connections that this host opens may get ports of the proxy, as of a range in which few are used.
+    """Whether connections that this host opens may get ports of the proxy: they would be taken for clients'.
 
-    They would be taken for those of clients. The kernel gives no connection a port on which a socket listens
+    The kernel gives no connection a port on which a socket listens
     (net/ipv4/inet_hashtables.c, __inet_hash_connect).
     """
     ports = host.config.proxy.ports

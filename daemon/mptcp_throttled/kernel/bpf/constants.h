@@ -11,7 +11,7 @@ const volatile struct settings settings SEC(".rodata");
 
 static __always_inline bool is_proxy_port(__u32 port)
 {
-	/* clang would leave out the bound that Linux 6.1 asks for. */
+	/* Without it clang drops `% PORT_BYTES`, and the verifier of Linux 6.1 misses that bound. */
 	barrier_var(port);
 	return settings.ports[port / 8 % PORT_BYTES] >> port % 8 & 1;
 }

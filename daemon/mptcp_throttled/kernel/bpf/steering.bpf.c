@@ -287,9 +287,12 @@ static __always_inline void settle(struct __sk_buff *skb, struct steered *steere
 /* What was sent or queued before a cap costs nothing. */
 static __always_inline void set_capped(struct steered *steered, struct tcp_sock *tp, bool is_capped, __u64 now)
 {
+	/* Read first: another processor may advance both, and the difference must not be negative. */
+	__u32 next = BPF_CORE_READ(tp, snd_nxt);
+
 	if (is_capped && !steered->is_capped) {
 		steered->counted = BPF_CORE_READ(tp, bytes_sent);
-		steered->free_bytes = BPF_CORE_READ(tp, write_seq) - BPF_CORE_READ(tp, snd_nxt);
+		steered->free_bytes = BPF_CORE_READ(tp, write_seq) - next;
 		steered->capped_at = now;
 	}
 	steered->is_capped = is_capped;
@@ -304,8 +307,8 @@ static __always_inline void look(struct steered *steered, struct tcp_sock *tp, c
 		   now);
 }
 
-/* Takes these bytes from those that cost nothing; whether they are among them. */
-static __always_inline bool takes_free_bytes(struct steered *steered, __u32 bytes)
+/* Whether a segment of so many bytes begins with some that cost nothing; takes it off these. */
+static __always_inline bool spend_free_bytes(struct steered *steered, __u32 bytes)
 {
 	bool is_free = steered->free_bytes;
 
@@ -330,7 +333,7 @@ static __always_inline void count_capped(struct __sk_buff *skb, const struct seg
 	if (now - steered->looked_at >= LOOK_NS)
 		look(steered, tp, network, now);
 	bucket = steered->is_capped ? bucket_of(&segment->ends) : NULL;
-	if (segment->payload && !takes_free_bytes(steered, segment->payload) && bucket)
+	if (segment->payload && !spend_free_bytes(steered, segment->payload) && bucket)
 		charge(&bucket->paid_at, bucket->ns_per_kib, skb->wire_len, now);
 	settle(skb, steered, tp, bucket, now);
 }

@@ -49,7 +49,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define OTHERS_CLASS_NS 3000000000ULL
 
 /* The rate of a subflow is measured over so many bytes. TCP's own estimates are several times too high
- * for seconds: BBR keeps the highest of ten round trips, and paces at 2.9 times that while it starts. */
+ * for seconds: BBR takes the highest of the last ten round trips, and paces at 2.9 times that while it starts. */
 #define RATE_BYTES (128 << 10)
 #define NS_PER_SECOND 1000000000ULL
 
@@ -69,8 +69,8 @@ struct {
  * from us. `class_id` is 0 when it is in no class. `began` is 0 if it is not the first of its
  * connection, or older than the program. `preferred_at` is when the connection had a preferred path
  * that MPTCP used, `unused_at` when only priorities kept it from that. Until `others_class_until` it
- * has `others_class`, while it is capped and has none of its own. It delivered at `rate` bytes/s until
- * `rate_since`, when `rate_acked` had been acknowledged; 0: not known. Times are those of
+ * has `others_class`, while it is capped and has none of its own. `rate` (bytes/s; 0: not known) was
+ * measured until `measured_at`, when `acked_then` bytes had been acknowledged. Times are those of
  * bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. */
 struct subflow {
 	__u64 began;
@@ -78,8 +78,8 @@ struct subflow {
 	__u64 preferred_at;
 	__u64 unused_at;
 	__u64 others_class_until;
-	__u64 rate_since;
-	__u64 rate_acked;
+	__u64 measured_at;
+	__u64 acked_then;
 	__u64 rate;
 	__u32 others_class;
 	__u32 pace;
@@ -232,15 +232,15 @@ static __always_inline void end_pace(void *target, struct tcp_sock *tp, struct s
 
 static __always_inline void measure_rate(struct tcp_sock *tp, struct subflow *subflow, __u64 now)
 {
-	__u64 acked = BPF_CORE_READ(tp, bytes_acked), bytes = acked - subflow->rate_acked;
+	__u64 acked = BPF_CORE_READ(tp, bytes_acked), bytes = acked - subflow->acked_then;
 
-	if (subflow->rate_since) {
-		if (bytes < RATE_BYTES || now == subflow->rate_since)
+	if (subflow->measured_at) {
+		if (bytes < RATE_BYTES || now == subflow->measured_at)
 			return;
-		subflow->rate = bytes * NS_PER_SECOND / (now - subflow->rate_since);
+		subflow->rate = bytes * NS_PER_SECOND / (now - subflow->measured_at);
 	}
-	subflow->rate_since = now;
-	subflow->rate_acked = acked;
+	subflow->measured_at = now;
+	subflow->acked_then = acked;
 }
 
 /* Whether subflows may be held back for this one, and it is not known to be much faster than their

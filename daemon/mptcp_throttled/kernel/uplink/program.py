@@ -152,7 +152,7 @@ class UplinkProgram:
         return read_counters(self._counters, UplinkCounters)
 
     def close(self) -> None:
-        """Drop it and its maps; a filter that is attached keeps them."""
+        """Drop it and its maps; where it is attached, it keeps them."""
         with self._reading:
             self._is_closed = True
             self.object.close()

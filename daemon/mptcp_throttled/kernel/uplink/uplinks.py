@@ -1,4 +1,4 @@
-"""The throttled uplinks of this host: program, filters and shares, and the thread that runs `remind`."""
+"""The throttled uplinks of this host: program, where it is attached, and shares, and the thread that runs `remind`."""
 
 from __future__ import annotations
 
