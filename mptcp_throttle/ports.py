@@ -59,16 +59,16 @@ class Ports(Collection[int]):
         return Ports(self.ranges + second.ranges)
 
     def __and__(self, second: Ports) -> Ports:
-        found: list[range] = []
-        ours, theirs = iter(self.ranges), iter(second.ranges)
-        one, other = next(ours, None), next(theirs, None)
-        while one is not None and other is not None:
-            found.append(range(max(one.start, other.start), min(one.stop, other.stop)))
-            if one.stop < other.stop:
-                one = next(ours, None)
+        common: list[range] = []
+        firsts, seconds = iter(self.ranges), iter(second.ranges)
+        a, b = next(firsts, None), next(seconds, None)
+        while a is not None and b is not None:
+            common.append(range(max(a.start, b.start), min(a.stop, b.stop)))
+            if a.stop < b.stop:
+                a = next(firsts, None)
             else:
-                other = next(theirs, None)
-        return Ports(tuple(found))
+                b = next(seconds, None)
+        return Ports(tuple(common))
 
     def __sub__(self, second: Ports) -> Ports:
         starts, stops = (0, *(each.stop for each in second.ranges)), (*(each.start for each in second.ranges), _END)
