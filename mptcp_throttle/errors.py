@@ -58,9 +58,9 @@ class ConfigError(UserError):
         self.problems = problems
 
 
-def listed(names: Iterable[str], most: int = 5) -> str:
-    """The first names, and how many more there are."""
-    names = list(names)
+def listed(items: Iterable[object], most: int = 5) -> str:
+    """The first items, and how many more there are."""
+    names = [str(item) for item in items]
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -179,7 +179,7 @@ def require_seen(expensive: Collection[Address], grouping: Grouping) -> None:
         if not any(address in subnet for subnet in subnets):
             raise UserError(
                 f"setup networks: --expensive {address}: is in no network that was seen; allowed: an address in"
-                f" {listed(map(str, subnets))}",
+                f" {listed(subnets)}",
                 EX_COMMAND_LINE,
             )
 

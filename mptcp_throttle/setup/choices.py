@@ -23,7 +23,7 @@ def choose_ports(facts: HostFacts, named: Ports) -> Ports:
         plain = f" (plain TCP: {_by_program(listeners)})" if listeners else ""
         start = "start the proxy"
         if facts.squid is not None:
-            http_ports = listed(map(str, sorted(facts.squid.ports)))
+            http_ports = listed(sorted(facts.squid.ports))
             start = "start Squid" + (f", whose http_port is {http_ports}" if http_ports else "")
         raise UserError(
             f"setup: no program listens with MPTCP for other hosts{plain}; allowed: {start}, or --port",
@@ -83,9 +83,9 @@ def _why(listening: Collection[Listener], ports: Ports) -> Iterator[str]:
     for some, how in ((with_mptcp, " with MPTCP"), (used - with_mptcp, plain)):
         if some:
             owners = {str(listener.owner) for listener in listening if listener.port in some and listener.owner}
-            yield f"{listed(sorted(owners) or ['an unknown process'])} listens on {listed(map(str, some.items))}{how}"
+            yield f"{listed(sorted(owners) or ['an unknown process'])} listens on {listed(some.items)}{how}"
     if ports - used:
-        yield f"nothing listens on {listed(map(str, (ports - used).items))} yet"
+        yield f"nothing listens on {listed((ports - used).items)} yet"
 
 
 class _Candidates(NamedTuple):

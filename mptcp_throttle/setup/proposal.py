@@ -186,7 +186,7 @@ def _port_notes(facts: HostFacts, ports: Ports, plain: Collection[Listener]) -> 
             " configuration, in the entry that listens"
         )
     for chain in facts.dropping_chains:
-        yield f"a firewall drops what no rule accepts (chain {chain}): accept TCP port {_listed(ports)} there"
+        yield f"a firewall drops what no rule accepts (chain {chain}): accept TCP port {listed(ports.items)} there"
 
 
 def _translation_notes(translations: Iterable[Translation], ports: Ports) -> Iterator[str]:
@@ -195,27 +195,23 @@ def _translation_notes(translations: Iterable[Translation], ports: Ports) -> Ite
         new, away = translation.port, led_away(translation, ports)
         if away:
             yield (
-                f"connections to port {_listed(away)} are sent to {translation.target}: they do not end at the"
+                f"connections to port {listed(away.items)} are sent to {translation.target}: they do not end at the"
                 " proposed port, and are not throttled"
             )
         if translation.address is None and new is not None and new in ports:
             sources = translation.ports - Ports.of([new])
             if sources:
                 yield (
-                    f"connections to port {_listed(sources)} are sent to {translation.target}: their uploads are not"
-                    " throttled"
+                    f"connections to port {listed(sources.items)} are sent to {translation.target}: their uploads are"
+                    " not throttled"
                 )
-
-
-def _listed(ports: Ports) -> str:
-    return listed(map(str, ports.items))
 
 
 def _squid_notes(facts: HostFacts, ports: Ports, listening: Collection[Listener]) -> Iterator[str]:
     squid = facts.squid
     if squid is None:
         return
-    http_ports = listed(map(str, sorted(squid.ports)))
+    http_ports = listed(sorted(squid.ports))
     if squid.ports.isdisjoint(ports):
         if not listening:
             known = (

@@ -61,9 +61,8 @@ def listeners(host: Host) -> Iterator[Finding]:
         plain, is_served = (ports & used) - with_mptcp, bool(ports & with_mptcp)
         subject = f"proxy port {item}" if len(ports) == 1 else f"proxy ports {item}"
         if plain:
-            problem = (
-                "has a listener without MPTCP" if len(ports) == 1 else f"listeners without MPTCP on: {_listed(plain)}"
-            )
+            several = f"listeners without MPTCP on: {listed(plain.items)}"
+            problem = "has a listener without MPTCP" if len(ports) == 1 else several
             remedy = "start the proxy with `mptcpize run`; for a service, `mptcp-throttle setup --server-drop-in NAME`"
             yield Finding(subject, problem, remedy, harm=not is_served)
         elif is_served:
@@ -71,10 +70,6 @@ def listeners(host: Host) -> Iterator[Finding]:
         else:
             remedy = f"start the proxy, or set proxy.ports{_remedy_for_port(ports)}"
             yield Finding(subject, f"no process listens on {'it' if len(ports) == 1 else 'them'}", remedy)
-
-
-def _listed(ports: Ports) -> str:
-    return listed(map(str, ports.items))
 
 
 def _listening(protocol: str) -> Ports:
@@ -99,7 +94,7 @@ def ends(host: Host) -> list[Finding]:
     targets = Ports.of(rule.port for rule, _ in leading if rule.address is not None and rule.port is not None)
     used = _listening("-t")
     absent = Ports(tuple(each for each in host.config.proxy.ports.ranges if not used & Ports((each,))))
-    problems = [f"connections to port {_listed(ports)} are sent to {rule.target}" for rule, ports in leading]
+    problems = [f"connections to port {listed(ports.items)} are sent to {rule.target}" for rule, ports in leading]
     problems += [
         f"{'an unknown process' if owner is None else owner} listens on port {port} in another network namespace"
         for port, owner in listeners_elsewhere(targets | absent)
@@ -123,8 +118,8 @@ def own_connections(host: Host) -> Iterator[Finding]:
         return
     free = (ports & Ports((range(first, last + 1),))) - reserved
     taken = free - _listening("-t") if free else free
-    problem = f"may get ports of the proxy, and be throttled: {_listed(taken)}"
-    remedy = f"add these ports to net.ipv4.ip_local_reserved_ports, in a file in /etc/sysctl.d: {_listed(free)}"
+    problem = f"may get ports of the proxy, and be throttled: {listed(taken.items)}"
+    remedy = f"add these ports to net.ipv4.ip_local_reserved_ports, in a file in /etc/sysctl.d: {listed(free.items)}"
     yield note(_OWN, is_well=not taken, problem=problem, remedy=remedy)
 
 
