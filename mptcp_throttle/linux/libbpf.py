@@ -239,9 +239,9 @@ class RingBuffer:
         _libbpf().ring_buffer__free(self._buffer)
 
 
-# include/uapi/linux/bpf.h: enum bpf_link_type; BPF_F_BEFORE, without another program: before all
-_LINK_TYPE_TCX: Final = 11
-_BEFORE: Final = 1 << 3
+_LINK_TYPE_TCX: Final = 11  # enum bpf_link_type (include/uapi/linux/bpf.h)
+BEFORE: Final = 1 << 3
+"""BPF_F_BEFORE (include/uapi/linux/bpf.h): before the program that is named, or else before all."""
 
 
 class AttachType(Enum):
@@ -341,7 +341,7 @@ class BpfObject:
         are closed.
         """
         fault_point("bpf link create")
-        options = ctypes.byref(_LinkCreateOptions(ctypes.sizeof(_LinkCreateOptions), _BEFORE))
+        options = ctypes.byref(_LinkCreateOptions(ctypes.sizeof(_LinkCreateOptions), BEFORE))
         link = self._library.bpf_link_create(self.program(program), index, attach_type.value, options)
         lacks_tcx = link < 0 and ctypes.get_errno() == errno.EINVAL
         return _checked(f"attach {program} to {name}", link, "before Linux 6.6 there is no TCX" if lacks_tcx else "")
@@ -411,8 +411,7 @@ class BpfObject:
 def program_id(program: int) -> int:
     """The id of the program of a file descriptor. Raises KernelError."""
     info = _ProgramInfo()
-    size = ctypes.c_uint32(ctypes.sizeof(info))
-    _checked("bpf prog info", _libbpf().bpf_obj_get_info_by_fd(program, ctypes.byref(info), ctypes.byref(size)))
+    _read_info("bpf prog info", program, info)
     return int(info.id)
 
 
@@ -422,10 +421,14 @@ def is_attached(link: int) -> bool:
     Root can detach any link, and to delete the cgroup or the interface detaches it, too. Raises KernelError.
     """
     info = _LinkInfo()
-    size = ctypes.c_uint32(ctypes.sizeof(info))
-    _checked("bpf link info", _libbpf().bpf_obj_get_info_by_fd(link, ctypes.byref(info), ctypes.byref(size)))
+    _read_info("bpf link info", link, info)
     mask = 0xFFFF_FFFF if info.type == _LINK_TYPE_TCX else 0xFFFF_FFFF_FFFF_FFFF
     return bool(info.target & mask)
+
+
+def _read_info(what: str, descriptor: int, info: ctypes.Structure) -> None:
+    size = ctypes.c_uint32(ctypes.sizeof(info))
+    _checked(what, _libbpf().bpf_obj_get_info_by_fd(descriptor, ctypes.byref(info), ctypes.byref(size)))
 
 
 def detach_link(link: int) -> None:

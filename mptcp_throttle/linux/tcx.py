@@ -16,13 +16,13 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point
-from mptcp_throttle.linux.libbpf import AttachType
+from mptcp_throttle.linux.libbpf import BEFORE, AttachType
 
 # arch/*/include/asm/unistd.h: bpf(2) has a number of its own on each.
 _SYSCALLS: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "ppc64le": 361, "s390x": 351}
 # include/uapi/linux/bpf.h: enum bpf_cmd; flags of a place; union bpf_attr for BPF_PROG_ATTACH and BPF_PROG_QUERY
 _ATTACH, _DETACH, _QUERY = 8, 9, 16
-_BEFORE, _AFTER, _BY_ID = 1 << 3, 1 << 4, 1 << 5
+_AFTER, _BY_ID = 1 << 4, 1 << 5
 _ATTACH_ATTRIBUTES: Final = Struct("=IIII4xIQ")
 _QUERY_ATTRIBUTES: Final = Struct("=II8xQI4x24xQ")
 _MAX_PROGRAMS: Final = 64  # BPF_MPROG_MAX (include/linux/bpf_mprog.h)
@@ -81,7 +81,7 @@ def _query(interface: int, where: AttachType) -> Attached:
 def attach_first(program: int, interface: int, where: AttachType) -> None:
     """Attach the program of that file descriptor before those that are there. Raises KernelError."""
     fault_point("bpf prog attach")
-    _bpf("bpf prog attach", _ATTACH, _ATTACH_ATTRIBUTES.pack(interface, program, where.value, _BEFORE, 0, 0))
+    _bpf("bpf prog attach", _ATTACH, _ATTACH_ATTRIBUTES.pack(interface, program, where.value, BEFORE, 0, 0))
 
 
 def detach(programs: Collection[int], interface: int, where: AttachType) -> None:
@@ -91,7 +91,7 @@ def detach(programs: Collection[int], interface: int, where: AttachType) -> None
         place = next((place for place, program in enumerate(present) if program in programs), None)
         if place is None:
             return
-        flags, relative = (_AFTER | _BY_ID, present[place - 1]) if place else (_BEFORE, 0)
+        flags, relative = (_AFTER | _BY_ID, present[place - 1]) if place else (BEFORE, 0)
         attributes = _ATTACH_ATTRIBUTES.pack(interface, 0, where.value, flags, relative, revision)
         fault_point("bpf prog detach")
         try:

@@ -38,9 +38,6 @@ class TcxPrograms(ClsactFilters):
     CAP_SYS_ADMIN. The kernel uses no id twice until a reboot.
     """
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-
     def interfaces(self) -> list[Interface]:
         """The interfaces with a program or filter of ours, or a clsact that we have added."""
         return [*{*super().interfaces(), *(link for link in all_interfaces() if self._ids_file(link).exists())}]
