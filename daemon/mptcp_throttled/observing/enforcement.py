@@ -184,8 +184,7 @@ def _classes_without_traffic(
     """The classes that have counted less than half of what their subflows have sent."""
     sent: Counter[int] = Counter()
     for ends, minor in assignments.items():
-        if ends in now.sockets and ends in before.sockets:
-            sent[minor] += now.sockets[ends].totals.sent - before.sockets[ends].totals.sent
+        sent[minor] += _carried(before, now, ends, _SENT)
     for minor, total in sent.items():
         counted = now.classes.get(minor, 0) - before.classes.get(minor, 0)
         if total > _LAG_BYTES and counted < total / 2:
@@ -195,7 +194,7 @@ def _classes_without_traffic(
 def _unseen_uplinks(before: Observation, now: Observation, snapshot: Snapshot) -> Iterator[tuple[FourTuple, str]]:
     """The throttled uplinks of whose bytes the program has seen less than half acknowledged."""
     for ends in snapshot.uplinks:
-        received = _received(before, now, ends)
+        received = _carried(before, now, ends, _RECEIVED)
         if received > _LAG_BYTES and now.uplinks.get(ends, 0) - before.uplinks.get(ends, 0) < received / 2:
             yield ends, _UNSEEN
 
@@ -207,7 +206,7 @@ def _excesses(
     received: Counter[Share] = Counter()
     rates: dict[Share, Rate] = {}
     for ends, throttle in _policed(snapshot):
-        received[throttle.share] += _received(before, now, ends)
+        received[throttle.share] += _carried(before, now, ends, _RECEIVED)
         rates[throttle.share] = throttle.rate
     excesses = {}
     for share, rate in rates.items():
@@ -232,8 +231,8 @@ def _policed(snapshot: Snapshot) -> Iterator[tuple[FourTuple, Throttle]]:
     return ((ends, snapshot.uplinks[ends]) for ends in snapshot.policed if ends in snapshot.uplinks)
 
 
-def _received(before: Observation, now: Observation, ends: FourTuple) -> int:
-    """What a socket has received in between; 0 if it is not in both observations."""
+def _carried(before: Observation, now: Observation, ends: FourTuple, of: Callable[[SocketTotals], int]) -> int:
+    """What a socket has sent or received in between; 0 if it is not in both observations."""
     if ends not in before.sockets or ends not in now.sockets:
         return 0
-    return now.sockets[ends].totals.received - before.sockets[ends].totals.received
+    return of(now.sockets[ends].totals) - of(before.sockets[ends].totals)
