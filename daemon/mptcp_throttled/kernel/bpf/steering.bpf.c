@@ -287,10 +287,10 @@ static __always_inline void settle(struct __sk_buff *skb, struct steered *steere
 /* What was sent or queued before a cap costs nothing. */
 static __always_inline void set_capped(struct steered *steered, struct tcp_sock *tp, bool is_capped, __u64 now)
 {
-	/* Read first: another processor may advance both, and the difference must not be negative. */
-	__u32 next = BPF_CORE_READ(tp, snd_nxt);
-
 	if (is_capped && !steered->is_capped) {
+		/* Read first: another processor may advance both, and the difference must not be negative. */
+		__u32 next = BPF_CORE_READ(tp, snd_nxt);
+
 		steered->counted = BPF_CORE_READ(tp, bytes_sent);
 		steered->free_bytes = BPF_CORE_READ(tp, write_seq) - next;
 		steered->capped_at = now;

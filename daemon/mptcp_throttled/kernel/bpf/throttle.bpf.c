@@ -245,15 +245,13 @@ static __always_inline void measure_rate(struct tcp_sock *tp, struct subflow *su
 
 /* Whether subflows may be held back for this one, and it is not known to be much faster than their
  * caps. */
-static __always_inline bool is_slow_and_preferred(struct tcp_sock *tp, struct subflow *subflow,
-						  const struct network *network, __u64 now)
+static __always_inline bool is_slow_and_preferred(struct tcp_sock *tp, const struct subflow *subflow,
+						  const struct network *network)
 {
 	struct walk walk;
 
-	if (!network || !network->steered || network->pace || !network->slow_rate || !subflow->callbacks)
-		return false;
-	measure_rate(tp, subflow, now);
-	if (subflow->rate >= network->slow_rate || recovers(tp))
+	if (!network || !network->steered || network->pace || subflow->rate >= network->slow_rate ||
+	    !subflow->callbacks || recovers(tp))
 		return false;
 	walk = members_of(connection_of(tp));
 	return next_member(&walk) && next_member(&walk);
@@ -399,9 +397,11 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 		bool has_class = class_id && (!pace || (network && network->limited));
 		__u32 limit = 0;
 
+		if (network && network->slow_rate)
+			measure_rate(tp, subflow, now);
 		if (may_be_capped && waits_for_preferred(tp, subflow))
 			limit = unpaced_limit(tp);
-		else if (!is_control && is_slow_and_preferred(tp, subflow, network, now))
+		else if (!is_control && is_slow_and_preferred(tp, subflow, network))
 			limit = PREFERRED_UNSENT_LIMIT;
 		end_pace(target, tp, subflow, limit);
 		if (now - subflow->drain_began > NEXT_DRAIN_NS)
