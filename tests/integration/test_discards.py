@@ -49,6 +49,8 @@ NOP, WINDOW_SCALE, MPTCP_OPTION = 1, 3, 30
 FIELDS: Final = {"seq": (4, 4), "ack": (8, 4), "window": (14, 2), "checksum": (16, 2)}
 """Where they are in the TCP header, and their sizes."""
 UNSPECIFIED: Final = 0xFFFFFFFF  # TC_ACT_UNSPEC
+ATTACHED, DETACHED = [2, 1], [0, 0]
+"""How many programs there are at the ingress and the egress."""
 UNSEEN_BYTES: Final = 40_000
 UPLOADED_BYTES: Final = 3_000_000
 SMALLER_BY: Final = 16_384
@@ -340,6 +342,43 @@ def test_forged_segment_changes_nothing_for_later_ones(last: LastAck) -> None:
     assert last.lowered_by(window=-SMALLER_BY, data=20_000) == last.excess
 
 
+SCALE, COOKIE, OFFER = ("WScale", 7), (34, bytes(8)), (MPTCP_OPTION, bytes([1, 0x81]))
+SYNS: Final = {
+    "data": ((SCALE, OFFER), b"?", 8192 >> 7),
+    "cookie": ((OFFER, COOKIE, SCALE), b"", 8192 >> 7),
+    "largest scale": ((("WScale", 20), OFFER), b"?", 1),  # beyond 14 it counts as 14 (RFC 7323, section 2.3)
+    "no scale": ((OFFER,), b"?", 8192),
+    "neither data nor cookie": ((SCALE, OFFER), b"", 8192),
+    "no offer of MPTCP": ((SCALE, COOKIE), b"?", 8192),
+}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_window_of_a_fast_open_syn_is_divided_by_its_scale(lab: Lab, family: Family) -> None:
+    with connected(lab, family):
+        assert windows_of_syns(lab, family) == {name: window for name, (_, _, window) in SYNS.items()}
+    with connected(lab, family, protocol=socket.IPPROTO_TCP):
+        assert set(windows_of_syns(lab, family).values()) == {8192}, "of plain TCP"
+
+
+def windows_of_syns(lab: Lab, family: Family) -> dict[str, int]:
+    """The windows that these SYNs have after the program, which changes nothing else."""
+    ends = {"src": str(lab.client.address(ETHERNET, family)), "dst": str(lab.proxy_address(family))}
+    header = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02") / (IP(**ends) if family == 4 else IPv6(**ends))
+    windows = {}
+    with in_namespace(lab.proxy.namespace), closing(DiscardPrograms(Ports.of([PORT]))) as program:
+        program.set_networks((CLIENTS,))
+        for name, (options, payload, _) in SYNS.items():
+            tcp = TCP(sport=30000, dport=PORT, flags="S", window=8192, options=list(options))
+            before = Segment(bytes(header / tcp / payload))
+            verdict, frame = program.object.run("divide_window", before.frame)
+            after, changed = Segment(frame), (before.place("window"), before.place("checksum"))
+            assert (verdict, after.checksum_is_right) == (UNSPECIFIED, True), name
+            assert after.without(*changed) == before.without(*changed), name
+            windows[name] = after.window
+    return windows
+
+
 def test_client_in_no_network_is_not_touched(lab: Lab) -> None:
     with last_ack(lab, network=NO_CLIENTS) as last:
         assert last.lowered_by(window=-SMALLER_BY, data=20_000) == 0
@@ -449,11 +488,11 @@ def test_programs_stay_until_the_last_copy_of_their_links_is_closed(lab: Lab) ->
             time.sleep(60)
             os._exit(0)
     try:
-        assert attached_programs(lab) == [1, 1]
+        assert attached_programs(lab) == ATTACHED
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert attached_programs(lab) == [0, 0]
+    assert attached_programs(lab) == DETACHED
 
 
 def test_programs_come_before_those_of_others(lab: Lab, tmp_path: Path) -> None:
@@ -461,7 +500,8 @@ def test_programs_come_before_those_of_others(lab: Lab, tmp_path: Path) -> None:
     with ExitStack() as stack:
         foreign = [stack.enter_context(passing_program(lab.proxy, where, tmp_path)) for where in both]
         with attached(lab):
-            assert [programs_at(lab.proxy, where)[1:] for where in both] == [(program,) for program in foreign]
+            assert attached_programs(lab) == [programs + 1 for programs in ATTACHED]
+            assert [programs_at(lab.proxy, where)[-1] for where in both] == foreign
 
 
 def test_prevention_follows_networks_and_interfaces(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,27 +510,27 @@ def test_prevention_follows_networks_and_interfaces(lab: Lab, monkeypatch: pytes
         networks = (CLIENTS,)
         with released(DiscardPrevention(("eth0", "late"), Ports.of([PORT]))) as prevention:
             prevention.follow(Situation(networks))
-            assert (prevention.state.problem, attached_programs(lab)) == (None, [1, 1])
+            assert (prevention.state.problem, attached_programs(lab)) == (None, ATTACHED)
             lab.proxy.ip(["link add late type veth peer name other"])
             prevention.follow(Situation(networks))
-            assert attached_programs(lab, "late") == [1, 1]
+            assert attached_programs(lab, "late") == ATTACHED
             lab.proxy.ip(["link del late"])
             prevention.follow(Situation(networks))
-            assert (prevention.state.problem, attached_programs(lab)) == (None, [1, 1])
+            assert (prevention.state.problem, attached_programs(lab)) == (None, ATTACHED)
             prevention.follow(Situation(()))
-            assert (prevention.state.problem, attached_programs(lab)) == (None, [0, 0])
+            assert (prevention.state.problem, attached_programs(lab)) == (None, DETACHED)
 
 
 def test_daemon_has_the_programs_attached_unless_it_is_paused(own_world: ProxyWorld) -> None:
     lab, services = own_world.lab, own_world.services
-    eventually(lambda: attached_programs(lab) == [1, 1], "attached")
+    eventually(lambda: attached_programs(lab) == ATTACHED, "attached")
     assert services.status()["daemon"]["features"]["discards"]["problem"] is None
     services.cli("pause")
-    eventually(lambda: attached_programs(lab) == [0, 0], "detached")
+    eventually(lambda: attached_programs(lab) == DETACHED, "detached")
     services.cli("resume")
-    eventually(lambda: attached_programs(lab) == [1, 1], "attached again")
+    eventually(lambda: attached_programs(lab) == ATTACHED, "attached again")
     own_world.daemon.kill()
-    assert attached_programs(lab) == [0, 0]
+    assert attached_programs(lab) == DETACHED
 
 
 def addresses(frame: Packet) -> tuple[str, str]:

@@ -2,17 +2,17 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 from polling import eventually
 from port_client import download_from
-from proxy_world import Hosts, ProxyWorld, attended, unique
+from proxy_world import Hosts, ProxyWorld, attended, receive_rates, unique
 
 from mptcp_lab.oracle import listed, published
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT
-from mptcp_lab.topology import ETHERNET, Topology
+from mptcp_lab.topology import ETHERNET, WIFI, Topology
 
 FAST_OPEN: Final = "net/ipv4/tcp_fastopen"
 # Documentation/networking/ip-sysctl.rst: both sides without cookies, and all listeners accept data of a SYN.
@@ -22,10 +22,23 @@ TOPOLOGY: Final = Topology(proxy_sysctls={FAST_OPEN: str(0x2 | 0x200 | 0x400)})
 _ports: Final = itertools.count(41000)
 
 
-@pytest.fixture(params=[True, False], ids=["kernel list", "wire alone"])
+class Setting(NamedTuple):
+    """Keys of the configuration."""
+
+    kernel_view: bool = True
+    steering: bool = True
+
+
+@pytest.fixture(params=[Setting(), Setting(kernel_view=False)], ids=["kernel list", "wire alone"])
 def world(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[ProxyWorld]:
     """A download over Ethernet and Wi-Fi that does not end; its request came with the SYN."""
-    services = Services(hosts.lab.proxy, WIFI_FIRST, name=unique("throttle"), sniffer={"kernel_view": request.param})
+    services = Services(
+        hosts.lab.proxy,
+        WIFI_FIRST,
+        name=unique("throttle"),
+        sniffer={"kernel_view": request.param.kernel_view},
+        daemon={"steering": request.param.steering},
+    )
     client, proxy = hosts.lab.client, hosts.lab.proxy
     client.sysctl({FAST_OPEN: CLIENT})
     with attended(hosts, services) as running, services:
@@ -43,3 +56,11 @@ def test_subflow_is_capped_although_a_syn_had_data(world: ProxyWorld) -> None:
     table = published(world.services.ask_sniffer("snapshot")["connections"])
     assert table.keys() == listed(world.proxy, PORT).keys()
     assert "unknown_token" not in world.services.ask_sniffer("status")["counters"]
+
+
+@pytest.mark.parametrize("world", [Setting(steering=False)], indirect=True, ids=["paced"])
+def test_wifi_is_as_fast_as_after_a_plain_syn(world: ProxyWorld) -> None:
+    world.wait_settled()
+    rates = receive_rates(world.lab.client, 5)
+    assert rates["eth0"] < 1.2e6
+    assert rates["wlan0"] > 0.6 * WIFI.rate.bits_per_second

@@ -30,6 +30,7 @@ _log = logging.getLogger("mptcp-throttled")
 
 _PROGRAMS: Final[Mapping[str, AttachType]] = {
     "lower_data_acks": AttachType.TCX_INGRESS,
+    "divide_window": AttachType.TCX_INGRESS,
     "send_keep_alive": AttachType.TCX_EGRESS,
 }
 # EINVAL: the kernel has no TCX, or another layout of a structure.
@@ -39,7 +40,7 @@ _RETRY_SECONDS: Final = 30.0
 
 
 class DiscardPrograms:
-    """The two programs, for connections to these ports. All methods raise KernelError."""
+    """The programs, for connections to these ports. All methods raise KernelError."""
 
     def __init__(self, ports: Ports) -> None:
         # They need neither the cookie of the namespace nor the handle of HTB.
@@ -56,7 +57,7 @@ class DiscardPrograms:
         self._networks.set(networks)
 
     def attach(self, interface: Interface) -> list[int]:
-        """Attach both to an interface; returns the links, which the caller closes."""
+        """Attach them to an interface; returns the links, which the caller closes."""
         links: list[int] = []
         try:
             for name, attach_type in _PROGRAMS.items():
@@ -99,7 +100,7 @@ class DiscardPrevention:
         return FeatureState(self._problem if self._networks else None, asdict(self._counters))
 
     def follow(self, situation: Situation) -> None:
-        """At most once a second, look which interfaces there are, and whether they still have both programs."""
+        """At most once a second, look which interfaces there are, and whether they still have the programs."""
         networks = () if situation.paused else situation.networks
         now = time.monotonic()
         is_new = networks is not self._networks

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Works around two bugs of Linux that make clients discard what the proxy sends. Needs CAP_BPF,
+ * Works around three bugs of Linux that make clients discard what the proxy sends. Needs CAP_BPF,
  * CAP_NET_ADMIN and CAP_PERFMON, the kernel's type information (BTF), and Linux 6.6 (TCX).
  *
  * MPTCP at the client discards a segment that arrives out of order and ends beyond the window that
@@ -21,6 +21,13 @@
  *    `send_keep_alive`, at the egress, sends a keep-alive (RFC 9293, section 3.8.4) right after the
  *    fourth packet of the MP_JOIN handshake, a pure ACK. The client answers it with a DATA_ACK
  *    before data comes, unless the network reorders these segments.
+ *
+ * 3. The proxy sends too much when the connection begins with TCP Fast Open. wnd_end of its
+ *    connection follows from snd_wnd of the socket that the SYN has made (net/mptcp/protocol.c,
+ *    mptcp_sk_clone_init), which is the SYN's window, scaled (net/ipv4/tcp_minisocks.c,
+ *    tcp_create_openreq_child); TCP corrects snd_wnd only after that (net/ipv4/tcp_fastopen.c,
+ *    tcp_fastopen_create_child). `divide_window`, at the ingress, divides the window of such a SYN by
+ *    its scale. Until the third ACK, the proxy sends no more than the divided window.
  */
 #include <stddef.h>
 #include <linux/pkt_cls.h>
@@ -39,6 +46,11 @@ char LICENSE[] SEC("license") = "GPL";
 #define DSS_HAS_ACK 1
 #define DSS_ACK_64 2
 #define DSS_BASE_BYTES 4
+
+#define OPTION_WINDOW_SCALE 3
+#define MAX_WINDOW_SCALE 14 /* RFC 7323, section 2.3 */
+#define OPTION_FAST_OPEN 34 /* RFC 7413, section 4.1.1 */
+#define MPTCP_CAPABLE 0
 
 /* snd_una, snd_wl1 and snd_wnd of a subflow, as they will be once the socket has processed all that
  * has arrived: segments wait in its backlog while the proxy uses it. */
@@ -200,6 +212,76 @@ int lower_data_acks(struct __sk_buff *skb)
 		note_or_lower(skb, &segment, common);
 		bpf_sk_release(common);
 	}
+	return TC_ACT_UNSPEC;
+}
+
+/* What the options of a SYN offer; `scale` is 0 without window scaling. */
+struct offer {
+	__u8 scale;
+	bool mptcp;
+	bool fast_open;
+};
+
+/* One loop for all options: the verifier of Linux 6.1 takes too long for one per option. An option
+ * of two bytes at the end of the header is not found. */
+static __always_inline void read_offer(struct __sk_buff *skb, const struct segment *segment, struct offer *offer)
+{
+	__u32 at = tcp_offset(segment) + sizeof(struct tcphdr);
+	__u32 end = tcp_offset(segment) + segment->tcp_bytes;
+
+	for (int i = 0; i < MAX_OPTIONS; i++) {
+		__u8 option[OPTION_BASE_BYTES];
+
+		if (at + sizeof(option) > end || bpf_skb_load_bytes(skb, at, option, sizeof(option)) ||
+		    option[0] == OPTION_END)
+			return;
+		if (option[0] == OPTION_NOP) {
+			at++;
+			continue;
+		}
+		if (option[0] == OPTION_WINDOW_SCALE)
+			offer->scale = option[2] < MAX_WINDOW_SCALE ? option[2] : MAX_WINDOW_SCALE;
+		offer->mptcp |= option[0] == OPTION_MPTCP && option[2] >> 4 == MPTCP_CAPABLE;
+		offer->fast_open |= option[0] == OPTION_FAST_OPEN;
+		if (option[1] < 2)
+			return;
+		at += option[1];
+	}
+}
+
+static __always_inline void divide(struct __sk_buff *skb, const struct segment *segment, __u8 scale)
+{
+	__u32 tcp_at = tcp_offset(segment);
+	__be16 window = bpf_htons(bpf_ntohs(segment->tcp.window) >> scale ?: 1);
+
+	if (!bpf_l4_csum_replace(skb, tcp_at + offsetof(struct tcphdr, check), segment->tcp.window, window,
+				 sizeof(window)))
+		bpf_skb_store_bytes(skb, tcp_at + offsetof(struct tcphdr, window), &window, sizeof(window), 0);
+}
+
+SEC("tc")
+int divide_window(struct __sk_buff *skb)
+{
+	struct segment segment;
+	struct offer offer = {};
+	struct sock_common *common;
+	struct tcp_sock *tp;
+	bool is_mptcp;
+
+	if (!parse(skb, &segment, true) || !segment.tcp.syn || segment.tcp.ack || segment.tcp.rst ||
+	    !is_on_a_network(&segment.ends))
+		return TC_ACT_UNSPEC;
+	read_offer(skb, &segment, &offer);
+	if (!offer.scale || !offer.mptcp || !(segment.payload || offer.fast_open) || !is_in_place(skb, &segment))
+		return TC_ACT_UNSPEC;
+	common = find_socket(skb, &segment.ends);
+	if (!common)
+		return TC_ACT_UNSPEC;
+	tp = bpf_skc_to_tcp_sock(common);
+	is_mptcp = tp && is_listening(tp) && connection_to_proxy(tp);
+	bpf_sk_release(common);
+	if (is_mptcp)
+		divide(skb, &segment, offer.scale);
 	return TC_ACT_UNSPEC;
 }
 
