@@ -134,11 +134,11 @@ def why_qdisc(interface: Interface) -> str:
     if strange is None:
         return f"{root}, {tree[0].kind}, is of a kind that can be restored"
     below = f", has {strange} below it, which" if strange != tree[0].kind else ","
-    return f"{root}, {tree[0].kind}{below} cannot be restored exactly: no subflow is throttled there"
+    return f"{root}, {tree[0].kind}{below} cannot be restored exactly: no qdisc guarantees caps there"
 
 
 def is_in_the_way(interface: Interface) -> bool:
-    """Whether its root qdisc, if it is known, keeps subflows there from being throttled."""
+    """Whether its root qdisc, if it is known, cannot be replaced by HTB."""
     return bool(interface.qdiscs) and kind_in_the_way(interface.qdiscs) is not None
 
 

@@ -17,7 +17,7 @@ from mptcp_throttled.observing.enforcement import GRACE_SECONDS, Enforcement
 from mptcp_throttled.vocabulary.decision import Share, Throttle
 from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.observation import Observation, SocketState
-from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.snapshot import Snapshot, Throttled
 from mptcp_throttled.vocabulary.traffic import SocketTotals
 
 CAPPED, FREE, STRANGER = ends("10.1.0.2"), ends("10.2.0.2"), ends("192.0.2.1")
@@ -63,6 +63,16 @@ def test_held_subflow_needs_no_pace(snapshot: Snapshot) -> None:
     steered = replace(snapshot, features={FeatureName.STEERING: FeatureState()})
     assert observe(steered, {CAPPED: 100_000}, paced=False).not_enforced == {}
     assert observe(snapshot, {CAPPED: 100_000}, paced=False).not_enforced == {CAPPED: "its socket is not paced"}
+
+
+def test_cap_without_a_qdisc_is_compared_with_its_rate(snapshot: Snapshot) -> None:
+    (decision, _) = snapshot.decisions[Token(1)]
+    assert decision.downlink.share is not None
+    throttled = Throttled(decision, Throttle(decision.downlink.share, CAP), 2, None)
+    unheld = replace(snapshot, without_qdisc=True, throttled=Map({CAPPED: throttled}))
+    assert observe(unheld, {CAPPED: 110_000}, minor=0, counted=0).not_enforced == {}
+    too_fast = {CAPPED: "it carries more than its rate, and no qdisc holds it"}
+    assert observe(unheld, {CAPPED: 300_000}, minor=0, counted=0).not_enforced == too_fast
 
 
 def test_rates_are_what_sockets_send(snapshot: Snapshot) -> None:

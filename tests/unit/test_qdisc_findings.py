@@ -20,8 +20,10 @@ def qdiscs(*kinds: str, handle: int = 0x8001_0000) -> tuple[SeenQdisc, ...]:
     return SeenQdisc(kinds[0], handle, TC_H_ROOT), *below
 
 
-def finding(*kinds: str, queues: int = 1, handle: int = 0x8001_0000, force: bool = False) -> Finding:
-    return judge_qdiscs("eth0", qdiscs(*kinds, handle=handle), queues, force=force)
+def finding(
+    *kinds: str, queues: int = 1, handle: int = 0x8001_0000, force: bool = False, paced: bool = True
+) -> Finding:
+    return judge_qdiscs("eth0", qdiscs(*kinds, handle=handle), queues, force=force, paced=paced)
 
 
 @pytest.mark.parametrize("kind", ["pfifo_fast", "noqueue", "pfifo", "tbf"])
@@ -31,11 +33,12 @@ def test_root_qdisc_without_a_loss_has_no_problem(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kinds", [("cake",), ("htb", "fq_codel"), ("mq", "cake")])
-def test_qdisc_that_cannot_be_restored_prevents_caps(kinds: tuple[str, ...]) -> None:
-    judged = finding(*kinds)
-    assert judged.problem is not None
-    assert "cannot be restored exactly" in judged.problem
-    assert judged.harm
+def test_qdisc_that_cannot_be_restored_prevents_caps_without_paces(kinds: tuple[str, ...]) -> None:
+    for paced, effect in ((False, "no subflow is throttled there"), (True, "no qdisc guarantees caps there")):
+        judged = finding(*kinds, paced=paced)
+        assert judged.problem is not None
+        assert f"cannot be restored exactly, so {effect}" in judged.problem
+        assert judged.harm is not paced
 
 
 @pytest.mark.parametrize(
@@ -84,11 +87,15 @@ def interface(*tree: SeenQdisc) -> Interface:
     [
         ((), " is not known", False),
         (qdiscs("htb", "pfifo", handle=0x4D50_0000), " is that of mptcp-throttled", False),
-        (qdiscs("htb", "pfifo"), ", htb, cannot be restored exactly: no subflow is throttled there", True),
+        (
+            qdiscs("htb", "pfifo"),
+            ", htb, cannot be restored exactly: no qdisc guarantees caps there",
+            True,
+        ),
         (qdiscs("fq_codel"), ", fq_codel, is of a kind that can be restored", False),
         (
             qdiscs("mq", "htb"),
-            ", mq, has htb below it, which cannot be restored exactly: no subflow is throttled there",
+            ", mq, has htb below it, which cannot be restored exactly: no qdisc guarantees caps there",
             True,
         ),
     ],
@@ -97,4 +104,4 @@ def test_setup_judges_qdiscs_as_doctor_does(tree: tuple[SeenQdisc, ...], words: 
     assert why_qdisc(interface(*tree)) == f"the root qdisc of eth0{words}"
     assert is_in_the_way(interface(*tree)) is is_obstacle
     if tree:
-        assert (judge_qdiscs("eth0", tree, 1, force=False).problem is not None) is is_obstacle
+        assert (judge_qdiscs("eth0", tree, 1, force=False, paced=True).problem is not None) is is_obstacle

@@ -387,6 +387,16 @@ def test_interface_that_refuses_htb_is_reported_at_once() -> None:
     assert Reconciler(RefusingInterface()).full(ONE).left_out == ("eth1: refused",)
 
 
+def test_without_a_qdisc_caps_are_applied_and_limits_are_not() -> None:
+    unheld = KernelState(QdiscState(left_out=("eth0: root qdisc htb 9:",), without_qdisc=True), pacing=PacingState({}))
+    plan = kernel_plan({2: SLOW, 3: SLOW}, {V4: 2, V6: 3}, {V4: 1000})
+    capped = kernel_plan({2: SLOW}, {V4: 2}, {V4: 1000})
+    reconciler = Reconciler(ModelKernel(unheld))
+    outcome = reconciler.full(plan)
+    assert (outcome.applied.persistent(), outcome.without_qdisc, outcome.failures) == (capped, True, ())
+    assert reconciler.incremental(capped, plan).applied.persistent() == capped
+
+
 def test_interface_left_out_is_reported_and_the_others_are_throttled() -> None:
     left_out = ("eth1: root qdisc htb 9: is in the way",)
     kernel = ModelKernel(KernelState(QdiscState(left_out=left_out)))

@@ -207,6 +207,7 @@ class Loop:
             decisions=decisions,
             plan=self._planner.plan,
             applied=applied.plan,
+            without_qdisc=applied.without_qdisc,
             throttled=throttled,
             errors=bounded((*self._planner.errors, *applied.errors, *self._uplinks.errors)),
             classifier=self._kernel.classifier,

@@ -53,6 +53,7 @@ class Keeper:
         self._applied = UNTOUCHED
         self._errors: tuple[str, ...] = ()
         self._left_out: tuple[str, ...] = ()
+        self._without_qdisc = False
         self.htb_refused = False
         """Whether HTB could not be installed or removed: no subflow can be throttled."""
 
@@ -97,6 +98,7 @@ class Keeper:
             events.is_full,
             events.repairs,
             tuple(events.durations),
+            self._without_qdisc,
         )
 
     def release(self) -> tuple[str, ...]:
@@ -137,7 +139,7 @@ class Keeper:
         is_unblocked = bool(self._blocked) and not outcome.blocked
         self._blocked = outcome.blocked
         self._applied = outcome.applied.persistent()
-        self._left_out = outcome.left_out
+        self._left_out, self._without_qdisc = outcome.left_out, outcome.without_qdisc
         obstacle = () if outcome.obstacle is None else (outcome.obstacle,)
         self.htb_refused = outcome.obstacle is not None or plan.htb != outcome.applied.htb
         if outcome.applied.htb:

@@ -16,7 +16,7 @@ from immutables import Map
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.enforcing.diff import after, diff
-from mptcp_throttled.enforcing.refused_objects import KernelObject, blocked_by, objects_of, without
+from mptcp_throttled.enforcing.refused_objects import KernelObject, ObjectKind, blocked_by, objects_of, without
 from mptcp_throttled.vocabulary import operations as op
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState, QuickCheck, state_of
@@ -49,7 +49,7 @@ class Outcome:
 
     `refused` says, for each object that is not as planned, why. `errors` are of operations that concern no single
     share. `blocked` are the classes that must stay away until a full reconcile has removed their assignments.
-    `obstacle` is why HTB cannot be installed, `left_out` why some interfaces have none.
+    `obstacle` is why HTB cannot be installed, `left_out` why interfaces have none; `without_qdisc`: no interface can.
     `certain` is false if an incremental reconcile may have left a subflow throttled that should be free: a full one
     must follow at once.
     """
@@ -61,6 +61,7 @@ class Outcome:
     blocked: frozenset[KernelObject] = frozenset()
     obstacle: str | None = None
     left_out: tuple[str, ...] = ()
+    without_qdisc: bool = False
     certain: bool = True
 
     @property
@@ -99,6 +100,7 @@ class Reconciler:
         self._kernel = kernel
         # Of what was read last, what no plan tells.
         self._pacing = PacingState()
+        self._without_qdisc = False
         self._made: frozenset[int] = frozenset()
 
     def full(self, plan: KernelPlan) -> Outcome:
@@ -111,6 +113,8 @@ class Reconciler:
         try:
             state = self._read(plan)
             obstacle = state.qdisc.obstacle
+            self._without_qdisc = state.qdisc.without_qdisc
+            plan = self._enforceable(plan)
             if state.pacing.paces is None:
                 plan = replace(plan, paces=Map())
             wanted = UNTOUCHED if plan.htb and obstacle is not None else plan
@@ -128,7 +132,8 @@ class Reconciler:
         self._pacing, self._made = state.pacing, frozenset(state.assignments)
         applied = plan if wanted is plan and not progress.failed else _applied(state, plan)
         outcome = _outcome(progress, applied)
-        return replace(outcome, obstacle=obstacle, left_out=state.qdisc.left_out)
+        left_out, without_qdisc = state.qdisc.left_out, state.qdisc.without_qdisc
+        return replace(outcome, obstacle=obstacle, left_out=left_out, without_qdisc=without_qdisc)
 
     def incremental(self, applied: KernelPlan, wanted: KernelPlan) -> Outcome:
         """Bring the classes and subflows of a part of the plan from what is `applied` of them to what is `wanted`.
@@ -137,6 +142,7 @@ class Reconciler:
         """
         if self._pacing.paces is None:
             wanted = replace(wanted, paces=Map())
+        wanted = self._enforceable(wanted)
         progress = _Progress()
         state, reachable = self._apply_diff(state_of(applied, self._pacing, self._made), wanted, progress)
         if progress.failed:
@@ -168,6 +174,13 @@ class Reconciler:
             and sum(filter(None, counts)) == len(applied.assignments)
             and (paced, seen.pacing.problem) == (expected, self._pacing.problem)
         )
+
+    def _enforceable(self, plan: KernelPlan) -> KernelPlan:
+        """The plan without limits if no interface can have HTB: they have no paces."""
+        if not self._without_qdisc:
+            return plan
+        unpaced = (ends for ends in plan.assignments if ends not in plan.paces)
+        return without(plan, {KernelObject(ObjectKind.ASSIGNMENT, ends) for ends in unpaced})
 
     def _attempt(
         self, plan: KernelPlan, state: KernelState, wanted: KernelPlan, progress: _Progress

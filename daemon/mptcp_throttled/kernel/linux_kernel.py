@@ -73,7 +73,10 @@ class LinuxKernel:
 
     def read(self) -> KernelState:
         pacing = self._pacing()  # first: it may attach the program, and so change the classifier
-        return KernelState(self.htb.read(), self._classifier.present.read(), pacing)
+        qdisc = self.htb.read()
+        if self._sockets is not None:
+            self._sockets.set_has_qdisc(not qdisc.without_qdisc)
+        return KernelState(qdisc, self._classifier.present.read(), pacing)
 
     def quick_check(self) -> QuickCheck:
         pacing = self._pacing()

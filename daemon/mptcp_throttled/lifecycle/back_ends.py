@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from mptcp_throttle.config.schema import Config, DaemonSection
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.libbpf import BpfMap
-from mptcp_throttle.model import BackEnd
+from mptcp_throttle.model import BackEnd, ClassifierKind
 from mptcp_throttle.ports import NO_PORTS
 from mptcp_throttled.kernel.classes.choice import ClassifierChoice, choose_classifier
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
@@ -92,6 +92,8 @@ def _with_root_qdiscs(config: Config, classifiers: ClassifierChoice) -> _Parts:
         MarkedTraffic(config.daemon.mark_mask, config.proxy.ports),
         config.sockets.daemon.parent,
         needs_filter=lambda: classifiers.present.needs_filter,
+        # The program that sets the classes of sockets sets their paces, too.
+        may_do_without=lambda: classifiers.present.kind == ClassifierKind.SOCKET,
         force=config.daemon.replace_any_qdisc,
     )
     return qdiscs, classifiers

@@ -6,6 +6,7 @@ all that time: the kernel program may decide before the daemon, and a socket get
 
 A throttled uplink may exceed its rate for seconds, until its client hears of its debt or is policed. So what its socket
 receives is compared with what the program has seen acknowledged, and with the rate only while the uplink is policed.
+Where paces and steering hold caps of downloads without HTB, what is sent is compared with the rate in the same way.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ _IN_CLASS: Final = "its socket has a class, but no rate applies"
 _NOT_PACED: Final = "its socket is not paced"
 _PACED: Final = "its socket has a pace, but no rate applies"
 _UNSEEN: Final = "its ACKs do not reach the program that throttles uplinks"
+_TOO_FAST: Final = "it carries more than its rate, and no qdisc holds it"
 _NOT_POLICED: Final = "its uplink carries more than its rate: its data do not reach the program that drops the excess"
 
 
@@ -59,7 +61,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """How many bytes of payload more than its rate a share of policed uplinks has carried.
+    """How many bytes of payload more than its rate a share has carried.
 
     In each observation since `since` (monotonic seconds) it carried more than its rate.
     """
@@ -73,7 +75,7 @@ class Enforcement:
     """What the latest observation shows. Rates are bytes of payload per second: `rates` and `received_rates` since the
     observation before, `long_rates` over the last 10 to 20 seconds, or since the subflow began. `network_rates` and
     `received_network_rates` are the sums by access network of those that are not zero. `excesses` are those of all
-    shares with policed uplinks."""
+    shares with policed uplinks, or with caps that no qdisc holds."""
 
     latest: Observation | None = None
     rates: Mapping[FourTuple, float] = field(default_factory=Map)
@@ -111,7 +113,11 @@ class Enforcement:
         if before is None:
             return Enforcement(now, anchors=(now,))
         networks = {d.subflow.ends: d.network for d in snapshot.all_decisions()}
-        excesses = _excesses(before, now, snapshot, self.excesses)
+        policed, unheld = dict(_policed(snapshot)), dict(_unheld(snapshot))
+        excesses = {
+            **_excesses(before, now, policed, _RECEIVED, self.excesses),
+            **_excesses(before, now, unheld, _SENT, self.excesses),
+        }
         downlinks = self._since(Direction.DOWNLINK, _differences(before, now, snapshot, networks), now.at)
         uplinks = self._since(Direction.UPLINK, _unseen_uplinks(before, now, snapshot), now.at)
         is_due = now.at - self.anchors[-1].at >= _LONG_SECONDS
@@ -123,7 +129,10 @@ class Enforcement:
             _rates(self.anchors[0], now, _SENT),
             _network_rates(sent, networks),
             _network_rates(received, networks),
-            {Direction.DOWNLINK: downlinks, Direction.UPLINK: {**dict(_not_policed(snapshot, excesses)), **uplinks}},
+            {
+                Direction.DOWNLINK: {**dict(_exceeding(unheld, excesses, _TOO_FAST)), **downlinks},
+                Direction.UPLINK: {**dict(_exceeding(policed, excesses, _NOT_POLICED)), **uplinks},
+            },
             excesses,
             (self.anchors[-1], now) if is_due else self.anchors,
         )
@@ -159,8 +168,8 @@ def _differences(
 ) -> Iterator[tuple[FourTuple, str]]:
     """For subflows that have sent something since the observation before."""
     applied = snapshot.applied
-    starved = set(_classes_without_traffic(before, now, applied.assignments))
-    by_socket = snapshot.classifier == ClassifierKind.SOCKET
+    starved = set() if snapshot.without_qdisc else set(_classes_without_traffic(before, now, applied.assignments))
+    by_socket = snapshot.classifier == ClassifierKind.SOCKET and not snapshot.without_qdisc
     for ends, state in now.sockets.items():
         earlier = before.sockets.get(ends)
         if earlier is None or state.totals.sent == earlier.totals.sent or ends not in subflows:
@@ -200,17 +209,21 @@ def _unseen_uplinks(before: Observation, now: Observation, snapshot: Snapshot) -
 
 
 def _excesses(
-    before: Observation, now: Observation, snapshot: Snapshot, earlier: Mapping[Share, Excess]
+    before: Observation,
+    now: Observation,
+    throttles: Mapping[FourTuple, Throttle],
+    of: Callable[[SocketTotals], int],
+    earlier: Mapping[Share, Excess],
 ) -> dict[Share, Excess]:
-    """The excesses after one more observation. They begin with the second one in which a share is policed."""
-    received: Counter[Share] = Counter()
+    """The excesses of these shares after one more observation. They begin with the second one that shows a share."""
+    carried: Counter[Share] = Counter()
     rates: dict[Share, Rate] = {}
-    for ends, throttle in _policed(snapshot):
-        received[throttle.share] += _carried(before, now, ends, _RECEIVED)
+    for ends, throttle in throttles.items():
+        carried[throttle.share] += _carried(before, now, ends, of)
         rates[throttle.share] = throttle.rate
     excesses = {}
     for share, rate in rates.items():
-        over = received[share] - payload_pace(rate, 1) * (now.at - before.at)
+        over = carried[share] - payload_pace(rate, 1) * (now.at - before.at)
         old = earlier.get(share)
         if old is None or over <= 0:
             excesses[share] = Excess(0.0, now.at)
@@ -219,12 +232,20 @@ def _excesses(
     return excesses
 
 
-def _not_policed(snapshot: Snapshot, excesses: Mapping[Share, Excess]) -> Iterator[tuple[FourTuple, Difference]]:
-    """The policed uplinks whose share has carried more than its rate and what the program lets pass at once."""
-    for ends, throttle in _policed(snapshot):
+def _exceeding(
+    throttles: Mapping[FourTuple, Throttle], excesses: Mapping[Share, Excess], text: str
+) -> Iterator[tuple[FourTuple, Difference]]:
+    """Those whose share has carried more than its rate and what the program for uplinks lets pass at once."""
+    for ends, throttle in throttles.items():
         excess = excesses[throttle.share]
         if excess.bytes > _POLICED_BURST_SECONDS * payload_pace(throttle.rate, 1) + _POLICED_BURST_BYTES:
-            yield ends, Difference(_NOT_POLICED, excess.since)
+            yield ends, Difference(text, excess.since)
+
+
+def _unheld(snapshot: Snapshot) -> Iterator[tuple[FourTuple, Throttle]]:
+    """The throttled downloads that no qdisc holds."""
+    if snapshot.without_qdisc:
+        yield from ((ends, throttled.throttle) for ends, throttled in snapshot.throttled.items())
 
 
 def _policed(snapshot: Snapshot) -> Iterator[tuple[FourTuple, Throttle]]:

@@ -90,7 +90,7 @@ class Observer(threading.Thread):
     def _observe(self) -> None:
         snapshot = self._snapshots.snapshot
         classes: Mapping[int, int] = {}
-        if snapshot.applied.htb:
+        if snapshot.has_htb:
             with suppress(KernelError):  # the interface may be gone, or HTB with it
                 classes = self._class_bytes()
         before = self.enforcement

@@ -18,7 +18,7 @@ class Applied:
     `plan` is the part of the plan that the kernel has, `errors` are what it refuses. Besides the subflows that the
     delta concerns, `retried` are the classes whose subflows may have changed, and with `is_full` all subflows may have.
     `repairs` are the operations that put right what another program had changed, `durations` those of the reconciles,
-    in seconds.
+    in seconds. `without_qdisc`: the classes of `plan` are only noted, as no interface can have HTB.
     """
 
     plan: KernelPlan = UNTOUCHED
@@ -27,6 +27,7 @@ class Applied:
     is_full: bool = False
     repairs: tuple[op.Operation, ...] = ()
     durations: tuple[float, ...] = ()
+    without_qdisc: bool = False
 
 
 @dataclass(frozen=True, slots=True)

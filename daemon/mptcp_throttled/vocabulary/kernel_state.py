@@ -50,7 +50,8 @@ class QdiscState:
     `restore_pending`: the saved qdisc is not back yet, because another program has deleted our HTB or because restoring
     was interrupted. `pending_elsewhere` names the other interfaces for which that is so, or which still have our HTB
     (the interface was renamed, or the configuration names another one now): they are restored whatever the plan says.
-    `left_out` says why some interfaces of the proxy have no HTB, if another interface has it or can have it.
+    `left_out` says why interfaces of the proxy have no HTB, if another interface has it or can have it, or if caps are
+    held `without_qdisc`: no interface can have HTB, but sockets can be paced. The classes of `htb` are then only noted.
     """
 
     htb: HtbState | None = None
@@ -58,6 +59,7 @@ class QdiscState:
     restore_pending: bool = False
     pending_elsewhere: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    without_qdisc: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,8 @@ class SnifferState:
 class Snapshot:
     """What was known, decided, planned and applied after a step of the loop.
 
-    `networks` are as configured; their present rates are in the `terms`. `classifier` is the one in use. `uplinks` are
+    `networks` are as configured; their present rates are in the `terms`. `without_qdisc`: the classes of `applied` are
+    only noted, and paces and steering alone hold caps. `classifier` is the one in use. `uplinks` are
     those that are throttled in the kernel; of `policed`, what exceeds the rate is dropped. `features` are by name.
     `one_path_since`: since when (monotonic seconds) connections that had several access networks have had one only.
     """
@@ -68,6 +69,7 @@ class Snapshot:
     decisions: Map[Token, tuple[Decision, ...]] = field(default_factory=Map)
     plan: KernelPlan = UNTOUCHED
     applied: KernelPlan = UNTOUCHED
+    without_qdisc: bool = False
     throttled: Map[FourTuple, Throttled] = field(default_factory=Map)
     errors: tuple[str, ...] = ()
     classifier: str = ""
@@ -79,6 +81,11 @@ class Snapshot:
     def all_decisions(self) -> Iterator[Decision]:
         """The decisions for all subflows."""
         return chain.from_iterable(self.decisions.values())
+
+    @property
+    def has_htb(self) -> bool:
+        """Whether the classes of `applied` are in the kernel."""
+        return self.applied.htb and not self.without_qdisc
 
     @property
     def held(self) -> int:

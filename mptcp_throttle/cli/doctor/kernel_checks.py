@@ -208,20 +208,22 @@ def root_qdiscs(host: Host) -> Iterator[Finding]:
     except KernelError as error:
         yield Finding("root qdisc", unchecked=str(error))
         return
+    daemon = host.config.daemon
+    paced = daemon.pacing and daemon.classifier in {ClassifierKind.AUTO, ClassifierKind.SOCKET}
     for name in host.config.proxy.interfaces:
         tree = trees.get(indices.get(name, 0), ())  # no interface has the index 0
         if tree:
-            yield judge_qdiscs(name, tree, _transmit_queues(name), force=host.config.daemon.replace_any_qdisc)
+            yield judge_qdiscs(name, tree, _transmit_queues(name), force=daemon.replace_any_qdisc, paced=paced)
 
 
 def _transmit_queues(interface: str) -> int:
     return sum(1 for _ in (_INTERFACES / interface / "queues").glob("tx-*"))
 
 
-def judge_qdiscs(interface: str, tree: Sequence[SeenQdisc], queues: int, *, force: bool) -> Finding:
+def judge_qdiscs(interface: str, tree: Sequence[SeenQdisc], queues: int, *, force: bool, paced: bool) -> Finding:
     """The finding about an interface with these qdiscs, root first, and this number of transmit queues.
 
-    `force`: the root is replaced whatever it is.
+    `force`: the root is replaced whatever it is. `paced`: paces hold caps where there is no HTB.
     """
     subject = f"root qdisc of {interface}"
     if is_own(tree):
@@ -229,7 +231,10 @@ def judge_qdiscs(interface: str, tree: Sequence[SeenQdisc], queues: int, *, forc
     strange = kind_in_the_way(tree)
     if strange is not None and not force:
         remedy = "replace it by fq_codel or pfifo, or set daemon.replace_any_qdisc"
-        return Finding(subject, f"{strange} cannot be restored exactly, so no subflow is throttled there", remedy)
+        effect = (
+            "no qdisc guarantees caps there, and limits are not enforced" if paced else "no subflow is throttled there"
+        )
+        return Finding(subject, f"{strange} cannot be restored exactly, so {effect}", remedy, harm=not paced)
     losses = ", ".join(lost_beside_htb([qdisc.kind for qdisc in tree], queues))
     remarks = [f"while a subflow is throttled, HTB replaces {tree[0].kind}: {losses}"] if losses else []
     if strange is not None:

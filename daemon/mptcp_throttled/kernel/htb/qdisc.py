@@ -1,4 +1,7 @@
-"""The root qdiscs of the proxy's interfaces: the saved ones, or our HTB with the same classes on each of them."""
+"""The root qdiscs of the proxy's interfaces: the saved ones, or our HTB with the same classes on each of them.
+
+Where all of them have qdiscs that must stay, classes are only noted if paces hold caps without them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,6 +32,10 @@ from mptcp_throttled.vocabulary.operations import AddClass, ChangeClass, ClassOp
 # LOOPBACK_IFINDEX in include/net/flow.h: every network namespace has it.
 _LOOPBACK: Final = Interface(1, "lo")
 
+_WITHOUT_QDISC: Final = (
+    "no interface has HTB: paces and steering hold caps, which no qdisc guarantees, and limits are not enforced"
+)
+
 _RETRY_SECONDS: Final = 60.0
 """After which HTB is tried again on an interface that refuses it while another interface has it."""
 
@@ -46,6 +54,7 @@ class RootQdiscs:
     leaves through, and the paces of the sockets keep the sum to the rate. The interfaces are looked up by name at each
     use, because they appear, disappear and are renamed; those that do not exist are passed over. With `force`, a root
     qdisc is replaced even if it cannot be restored exactly. `needs_filter`: whether marks lead to the classes.
+    `may_do_without`: whether caps are held without HTB, too.
     """
 
     def __init__(
@@ -55,16 +64,20 @@ class RootQdiscs:
         run_directory: Path,
         *,
         needs_filter: Callable[[], bool] = lambda: True,
+        may_do_without: Callable[[], bool] = lambda: False,
         force: bool = False,
     ) -> None:
         self._names = interfaces
         self._marking = marking
         self._needs_filter = needs_filter
+        self._may_do_without = may_do_without
         self._force = force
         self._tc = tc.TrafficControl()
         self._saved = QdiscRestore(self._tc, run_directory, force=force)
         # The classes of each interface that has our HTB, by its index: as read last, and changed since then.
         self._classes: dict[int, dict[int, Rate | None]] = {}
+        # Default class and classes that HTB would have; None while an interface can have it, and before `install`.
+        self._noted: tuple[int, dict[int, Rate | None]] | None = None
         self._refusals: dict[int, _Refusal] = {}
 
     @property
@@ -79,23 +92,32 @@ class RootQdiscs:
         states = {link.index: self._read_htb(link, dump.of(link)) for link in own if link not in without}
         self._classes = {index: dict(state.classes) for index, state in states.items()}
         is_usable = len(obstacles) < len(own)
-        return QdiscState(
+        without_qdisc = bool(own) and not is_usable and self._may_do_without()
+        if not without_qdisc:
+            self._noted = None
+        state = QdiscState(
             _common(list(states.values()), complete=len(without) == len(obstacles)),
-            None if is_usable else next(iter(obstacles), none_exists(self._names)),
-            any(self._saved.is_pending(dump, interface) for interface in without),
-            tuple(
+            restore_pending=any(self._saved.is_pending(dump, interface) for interface in without),
+            pending_elsewhere=tuple(
                 interface.name
                 for interface in dump.interfaces
                 if interface not in own and (dump.has_htb(interface) or self._saved.is_pending(dump, interface))
             ),
-            tuple(obstacles) if is_usable else (),
         )
+        if without_qdisc:
+            noted = None if self._noted is None else HtbState(self._noted[0], True, dict(self._noted[1]))
+            return replace(state, htb=noted, left_out=(*obstacles, _WITHOUT_QDISC), without_qdisc=True)
+        if is_usable:
+            return replace(state, left_out=tuple(obstacles))
+        return replace(state, obstacle=next(iter(obstacles), none_exists(self._names)))
 
     def forget_stale(self) -> None:
         self._saved.forget_stale()
 
     def install(self, default_minor: int) -> None:
         """Install HTB, with its filter if needed, on each interface that has neither our HTB nor an obstacle.
+
+        If no interface can have it, and caps can do without, classes are only noted from now on.
 
         The root qdisc is saved first, and restored if the filter is refused. An interface that refuses HTB is left out
         for a minute, if another interface has it.
@@ -114,6 +136,9 @@ class RootQdiscs:
                 refusals.append(error)
                 self._refusals[interface.index] = _Refusal(str(error), time.monotonic() + _RETRY_SECONDS)
         if refusals and not self._classes:
+            if self._may_do_without():
+                self._noted = default_minor, {}
+                return
             self._refusals.clear()  # no subflow is throttled: all are tried again as often as any reconcile
             raise refusals[0]
 
@@ -153,6 +178,7 @@ class RootQdiscs:
         if name is not None:
             self._restore(find_interface(name))
             return
+        self._noted = None
         dump = self._saved.dump()
         own = require_interfaces(self._names)
         self._restore_all([link for link in own if dump.has_htb(link) or self._saved.is_pending(dump, link)])
@@ -162,6 +188,7 @@ class RootQdiscs:
 
         Deleting a filter takes one message and reads nothing first: no other program uses our handle.
         """
+        self._noted = None
         try:
             dump = self._saved.dump()
             self._restore_all([interface for interface in dump.interfaces if dump.has_htb(interface)])
@@ -192,6 +219,10 @@ class RootQdiscs:
         A class that one of the interfaces or its leaf qdisc refuses is deleted again on all of them. To repair a class
         replaces its leaf. An interface that has come since the last reading gets its classes by a full reconcile.
         """
+        if self._noted is not None:
+            for operation in operations:
+                _note(self._noted[1], operation)
+            return [None] * len(operations)
         try:
             own = require_interfaces(self._names)
         except KernelError as error:
@@ -205,7 +236,8 @@ class RootQdiscs:
             refusal = _refusal(results)
             refusals.append(refusal)
             if refusal is None:
-                self._note(operation, interfaces)
+                for interface in interfaces:
+                    _note(self._classes.setdefault(interface.index, {}), operation)
             elif isinstance(operation, AddClass):
                 added = (link for link, result in zip(interfaces, results, strict=True) if result and result[0] is None)
                 partly_added += [tc.delete_class(link, class_ids.classid(operation.minor)) for link in added]
@@ -227,15 +259,6 @@ class RootQdiscs:
                 yield tc.add_qdisc(interface, leaf)
             case DeleteClass() if not is_only_elsewhere:
                 yield tc.delete_class(interface, classid)
-
-    def _note(self, operation: ClassOperation, interfaces: Iterable[Interface]) -> None:
-        for interface in interfaces:
-            classes = self._classes.setdefault(interface.index, {})
-            match operation:
-                case AddClass(minor, rate) | ChangeClass(minor, rate):
-                    classes[minor] = rate
-                case DeleteClass(minor):
-                    classes.pop(minor, None)
 
     def class_bytes(self) -> Mapping[int, int]:
         total: Counter[int] = Counter()
@@ -283,6 +306,14 @@ class RootQdiscs:
             f"{interface.name}: root {problem} that cannot be restored exactly; remove it, replace it by fq_codel or"
             " pfifo, or set daemon.replace_any_qdisc"
         )
+
+
+def _note(classes: dict[int, Rate | None], operation: ClassOperation) -> None:
+    match operation:
+        case AddClass(minor, rate) | ChangeClass(minor, rate):
+            classes[minor] = rate
+        case DeleteClass(minor):
+            classes.pop(minor, None)
 
 
 def _refusal(results: Iterable[Sequence[KernelError | None]]) -> KernelError | None:

@@ -76,6 +76,7 @@ class PacedSockets:
         self._networks: tuple[AccessNetwork, ...] = ()
         self._paces: dict[FourTuple, int] = {}
         self._classes = _by_version({})
+        self._has_qdisc = True
         self._counters = ProgramCounters()
         self._snapshot: PacingState | None = None
         self._find_at = -math.inf
@@ -182,8 +183,8 @@ class PacedSockets:
         program = self._loaded_program()
         try:
             program.set_paces(self._paces)
-            for minors in self._classes.values():
-                program.set_classes(minors)
+            if self._has_qdisc:
+                self._set_all_classes(program)
             program.set_networks(self._networks)
             program.attach(cgroup)
         except KernelError:
@@ -238,8 +239,29 @@ class PacedSockets:
         Raises KernelError.
         """
         program = self._attached("set the class of sockets")
-        _change(self._classes[ip_version], program.set_classes, program.remove_classes, add, remove)
+        set_ = program.set_classes if self._has_qdisc else _leave
+        _change(self._classes[ip_version], set_, program.remove_classes, add, remove)
         self._decide_now()
+
+    def set_has_qdisc(self, has_qdisc: bool) -> None:
+        """Whether our HTB may be there. Else no socket gets a class: to another qdisc its number may be a priority.
+
+        Raises KernelError.
+        """
+        if has_qdisc == self._has_qdisc:
+            return
+        if self._program is not None:
+            if has_qdisc:
+                self._set_all_classes(self._program)
+            else:
+                for minors in self._classes.values():
+                    self._program.remove_classes(minors)
+        self._has_qdisc = has_qdisc
+        self._decide_now()
+
+    def _set_all_classes(self, program: SocketProgram) -> None:
+        for minors in self._classes.values():
+            program.set_classes(minors)
 
     def require(self) -> None:
         """Raise KernelError if the kernel does not load the program."""
@@ -309,6 +331,10 @@ class PacedSockets:
         self._program = None
         self._paces, self._classes = {}, _by_version({})
         self._snapshot = None
+
+
+def _leave(minors: Mapping[FourTuple, int]) -> None:
+    """Give no socket a class."""
 
 
 def _by_version(minors: Mapping[FourTuple, int]) -> dict[int, dict[FourTuple, int]]:
