@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from mptcp_throttled.enforcing.reconcile_times import ReconcileTimes
 from mptcp_throttled.enforcing.reconciler import Kernel, Outcome, Reconciler
 from mptcp_throttled.enforcing.refused_objects import KernelObject, ObjectKind, without
 from mptcp_throttled.enforcing.retries import Retries
-from mptcp_throttled.enforcing.schedule import Schedule
 from mptcp_throttled.plan.planner import PlanDelta, Planner
 from mptcp_throttled.vocabulary import operations as op
 from mptcp_throttled.vocabulary.applied import Applied
@@ -48,7 +48,7 @@ class Keeper:
         self._retries = Retries()
         self._unverified: set[KernelObject] = set()
         self._blocked: frozenset[KernelObject] = frozenset()
-        self._schedule = Schedule(clock.monotonic())
+        self._times = ReconcileTimes(clock.monotonic())
         self._interval = 0.0
         self._applied = UNTOUCHED
         self._errors: tuple[str, ...] = ()
@@ -65,11 +65,11 @@ class Keeper:
     @property
     def next_deadline(self) -> float:
         """When the next step is due even if the plan does not change, in monotonic seconds."""
-        return min(self._schedule.due, self._schedule.quick_check_due, self._retries.next_due)
+        return min(self._times.due, self._times.quick_check_due, self._retries.next_due)
 
     def note_kernel_change(self) -> None:
         """Another program has changed something in the kernel: the next step reconciles fully, or soon after."""
-        self._schedule.changed()
+        self._times.changed()
 
     def step(self, delta: PlanDelta, interval: float) -> Applied:
         """Apply a change of the plan, and do what is due; nothing is read without a reason.
@@ -79,7 +79,7 @@ class Keeper:
         self._interval = interval
         events = _Events()
         self._forget_unplanned(delta)
-        is_due = self._clock.monotonic() >= self._schedule.due
+        is_due = self._clock.monotonic() >= self._times.due
         certain = True
         if delta.htb_changes or self._planner.plan.htb != self._applied.htb:
             # Freeing never waits; throttling waits if HTB itself has been refused.
@@ -118,7 +118,7 @@ class Keeper:
             self._unverified.update(outcome.refused)
             self._blocked |= outcome.blocked
             self._errors = tuple(dict.fromkeys((*self._errors, *outcome.errors)))
-            self._schedule.changed()
+            self._times.changed()
         return outcome.certain
 
     def _retry(self, events: _Events, due: frozenset[KernelObject]) -> bool:
@@ -156,9 +156,9 @@ class Keeper:
         ended, used = self._clock.monotonic(), self._clock.processor_time() - used
         events.durations.append(ended - began)
         trouble = bool(events.repairs or self._errors) or self.htb_refused
-        self._schedule.reconciled(ended - used, ended, self._interval, trouble=trouble)
+        self._times.reconciled(ended - used, ended, self._interval, trouble=trouble)
         if is_unblocked:
-            self._schedule.changed()
+            self._times.changed()
 
     def _permitted(self, plan: KernelPlan, due: Collection[KernelObject]) -> KernelPlan:
         """The plan without what is blocked, and without refused objects that are not `due`."""
@@ -167,13 +167,13 @@ class Keeper:
     def _seems_intact(self) -> bool:
         """Whether a quick check, if one is due, finds nothing, or its finding has to wait for a back-off."""
         began = self._clock.monotonic()
-        if began < self._schedule.quick_check_due:
+        if began < self._times.quick_check_due:
             return True
         is_intact = self._reconciler.quick_check(self._applied)
-        self._schedule.quick_checked(began, self._clock.monotonic(), self._interval)
+        self._times.quick_checked(began, self._clock.monotonic(), self._interval)
         if not is_intact:
-            self._schedule.changed()
-        return is_intact or began < self._schedule.due
+            self._times.changed()
+        return is_intact or began < self._times.due
 
     def _note_refused(self, outcome: Outcome, due: Iterable[KernelObject], began: float) -> None:
         self._retries.attempted(due, outcome.refused, began, self._clock.monotonic(), self._interval)

@@ -19,7 +19,7 @@ _MAX_FRACTION_PERIODIC: Final = 0.0025
 _MAX_FRACTION_QUICK_CHECKS: Final = 0.01
 
 
-class Schedule:
+class ReconcileTimes:
     """The next full reconcile and the next quick check; all times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:
