@@ -14,6 +14,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Final, NewType
 
 from mptcp_throttle.units import Rate, format_share
+from mptcp_throttle.when import When
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -262,12 +263,29 @@ _BROKEN: Final = {Ailment.RTT: "round trip above", Ailment.LOSS: "loss above", A
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """The rates that replace the configured ones while `when` holds; None: unlimited."""
+
+    when: When
+    rates: Mapping[RateKind, Rate | None]
+
+    def __str__(self) -> str:
+        rates = (f"{kind} {'unlimited' if rate is None else rate}" for kind, rate in self.rates.items())
+        return f"{self.when} ({', '.join(rates)})"
+
+
+Schedule = tuple[Window, ...]
+"""Windows, of which the first that holds counts."""
+
+
+@dataclass(frozen=True, slots=True)
 class AccessNetwork:
     """A network from which clients connect, with its configured rates.
 
     `preference` 1 is the most preferred. A cap applies while the same connection has, on a more preferred network, a
     live subflow that is neither backup nor stalled nor sick, by the bounds in `healthy`; a limit applies otherwise, and
-    bounds the cap. A kind that `rates` does not have is unlimited. For `provisional` seconds the first subflow of a
+    bounds the cap. A kind that `rates` does not have is unlimited. While a window of the `schedule` holds, its rates
+    replace these. For `provisional` seconds the first subflow of a
     connection has the cap's pace, too.
     """
 
@@ -279,6 +297,13 @@ class AccessNetwork:
     provisional: float = 0.0
     client_prefix: ClientPrefix = ClientPrefix()
     healthy: Health = Health()
+    schedule: Schedule = ()
+
+    @property
+    def kinds(self) -> frozenset[RateKind]:
+        """The kinds that it can have a rate of, by itself or in a window."""
+        windows = (kind for window in self.schedule for kind, rate in window.rates.items() if rate is not None)
+        return frozenset((*self.rates, *windows))
 
     def with_rates(self, rates: Mapping[RateKind, Rate | None]) -> AccessNetwork:
         """The network with these rates in place of its own; None: it has no such rate."""

@@ -101,7 +101,7 @@ def _allowed(schema: type[Section], data: Json, path: str) -> str:
     words = _refusals(schema, data, path, _NO_VALUE)
     if words[0].startswith("a list of"):
         words += _refusals(schema, data, path, [_NO_VALUE])
-        return f"{words[0]}; each {words[1]}"
+        return f"{words[0]}; each {words[1] if len(words) > 1 else 'with the keys below'}"
     if "null" not in words[0] and not _refusals(schema, data, path, None):
         return f"{words[0]}; or null"
     return words[0]

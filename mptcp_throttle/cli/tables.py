@@ -30,6 +30,7 @@ _FIGURES: Final = (
 )
 """What the control group is compared by: name, key, and unit."""
 
+_HOUR_SECONDS: Final = 3600
 _DAY_SECONDS: Final = 86400
 _LEVELS: Final = {"ok": "green", "note": "yellow", "unknown": "yellow", "problem": "red"}
 
@@ -217,10 +218,21 @@ def shown_reason(subflow: Json) -> str:
 
 def _rate(rate: Json) -> str:
     if rate["reason"] is None:
-        return rate["rate"] or "-"
-    left = rate["seconds_left"]
-    reason = rate["reason"] if left is None else f"{rate['reason']}, for {left:.0f} s"
+        return (rate["rate"] or "-") + (f" ({until})" if (until := _until(rate)) else "")
+    reason = ", ".join(filter(None, (rate["reason"], _until(rate))))
     return f"{rate['rate'] or 'unlimited'} ({reason}; configured {rate['configured'] or '-'})"
+
+
+def _until(end: Json) -> str:
+    """Until when something lasts, in the time zone of this process; empty if it has no end."""
+    left = end["seconds_left"]
+    if left is None:
+        return ""
+    if left < _HOUR_SECONDS:
+        return f"for {left:.0f} s"
+    return time.strftime(
+        "until %H:%M" if left < _DAY_SECONDS else "until %a %Y-%m-%d %H:%M", time.localtime(end["expires_at"])
+    )
 
 
 def show_connections(data: Json) -> None:

@@ -24,6 +24,7 @@ _RELOADED: Final = frozenset(
         "daemon.other_traffic",
         "log_level",
         "networks_directory",
+        "time_zone",
     }
 )
 _FOR_SOCKETS: Final = frozenset({"run_directory", "socket_group"})
@@ -93,6 +94,7 @@ def _settings(config: Config) -> dict[str, object]:
         "proxy.ports": config.proxy.ports,
         **{f"{name}.{key}": value for name, section in sections.items() for key, value in section},
         "log_level": config.log_level,
+        "time_zone": config.time_zone,
         "run_directory": config.run_directory,
         "state_directory": config.state_directory,
         # The name only: where it stands in the file is no setting.

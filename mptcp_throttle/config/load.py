@@ -23,7 +23,7 @@ from mptcp_throttle.config.schema import (
 )
 from mptcp_throttle.config.subnets import read_subnets
 from mptcp_throttle.config.validation import is_text, validate
-from mptcp_throttle.config.yaml_file import YamlFile, read_yaml
+from mptcp_throttle.config.yaml_file import KeyPath, YamlFile, read_yaml
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import (
     AccessNetwork,
@@ -34,7 +34,8 @@ from mptcp_throttle.model import (
     RateKind,
 )
 from mptcp_throttle.ports import Ports
-from mptcp_throttle.units import format_share
+from mptcp_throttle.schedule import never_holds
+from mptcp_throttle.units import Rate, format_share
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
@@ -77,6 +78,7 @@ def load_config(path: Path, network_files: Sequence[Path] | None = None) -> Conf
         metrics=service.metrics,
         web=service.web,
         log_level=service.log_level,
+        time_zone=service.time_zone,
         run_directory=Path(service.run_directory),
         state_directory=Path(service.state_directory),
         socket_group=None if group is None else SocketGroup(group, service_file.where(("socket_group",))),
@@ -238,16 +240,48 @@ def _network(path: Path) -> _Loaded:
     raw = _attempt(problems, validate, NetworkFile, file)
     if raw is None or problems:
         raise ConfigError(problems)
-    rates = raw.rates
-    for direction in Direction:
-        key, cap, limit = RATE_KEYS[direction.cap], rates.get(direction.cap), rates.get(direction.limit)
-        if cap is not None and limit is not None and cap > limit:
-            raise ConfigError([f"{file.place(*key)}: {cap}: is more than limit; allowed: up to {limit}"])
-    if raw.provisional is not None and RateKind.CAP not in rates:
-        place = file.place("provisional")
-        raise ConfigError([f"{place}: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too"])
     places = _places(file, raw)
-    return _Loaded(file, raw.with_subnets(places), places)
+    network = raw.with_subnets(places)
+    problems = [*_high_caps(file, network), *_windows(file, network)]
+    if raw.provisional is not None and RateKind.CAP not in network.kinds:
+        place = file.place("provisional")
+        problems.append(f"{place}: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too")
+    if problems:
+        raise ConfigError(problems)
+    return _Loaded(file, network, places)
+
+
+def _all_rates(network: AccessNetwork) -> Iterator[tuple[KeyPath, RateKind, Rate]]:
+    """The rates that the network can have, and their keys: those of the windows of its schedule after its own."""
+    for parents, rates in _rates_by_section(network):
+        yield from (((*parents, *RATE_KEYS[kind]), kind, rate) for kind, rate in rates.items() if rate is not None)
+
+
+def _rates_by_section(network: AccessNetwork) -> Iterator[tuple[KeyPath, Mapping[RateKind, Rate | None]]]:
+    yield (), network.rates
+    for index, window in enumerate(network.schedule):
+        yield ("schedule", index), window.rates
+
+
+def _high_caps(file: YamlFile, network: AccessNetwork) -> Iterator[str]:
+    for parents, section in _rates_by_section(network):
+        rates = {**network.rates, **section}
+        for direction in Direction:
+            cap, limit = rates.get(direction.cap), rates.get(direction.limit)
+            is_here = direction.cap in section or direction.limit in section
+            if is_here and cap is not None and limit is not None and cap > limit:
+                place = file.place(*parents, *RATE_KEYS[direction.cap])
+                yield f"{place}: {cap}: is more than limit; allowed: up to {limit}"
+
+
+def _windows(file: YamlFile, network: AccessNetwork) -> Iterator[str]:
+    idle = set(never_holds(network.schedule))
+    for index, window in enumerate(network.schedule):
+        place = f"{file.place('schedule', index, 'when')}: {window.when}:"
+        if not window.rates:
+            yield f"{place} has no rate; allowed: cap, limit and uplink beside it"
+        if index in idle:
+            yield f"{place} never counts, as earlier windows always do; allowed: another order, or without it"
 
 
 def _places(file: YamlFile, raw: NetworkFile) -> dict[Network, _Place]:
@@ -271,8 +305,8 @@ def _idle_caps(loaded: list[_Loaded]) -> list[str]:
     return [
         f"{file.place(*key)}: {cap}: {problem}"
         for file, network, _ in loaded
-        for kind, key in RATE_KEYS.items()
-        if kind.is_cap and (cap := network.rates.get(kind)) is not None and network.preference == most_preferred
+        for key, kind, cap in _all_rates(network)
+        if kind.is_cap and network.preference == most_preferred
     ]
 
 

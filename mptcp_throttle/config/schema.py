@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final, Self
+from zoneinfo import TZPATH, ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, ConfigDict
 
@@ -38,6 +39,7 @@ from mptcp_throttle.model import (
     BackEnd,
     ClassifierKind,
     ClientPrefix,
+    Direction,
     Endpoint,
     Health,
     LogLevel,
@@ -45,9 +47,11 @@ from mptcp_throttle.model import (
     Per,
     RateKind,
     Trust,
+    Window,
 )
 from mptcp_throttle.ports import Ports, parse_range
 from mptcp_throttle.units import Rate, parse_duration, parse_share, parse_size
+from mptcp_throttle.when import When
 
 NETWORKS_DIRECTORY: Final = "networks.d"
 RATE_KEYS: Final[dict[RateKind, KeyPath]] = {
@@ -68,6 +72,8 @@ _WEB_SOCKET: Final = "web/web.sock"
 _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
 _MASKS: Final = "allowed: 8 to 16 adjacent bits of 32, such as 0xffff0000"
 _MAX_CONTROL_GROUP: Final = 0.5
+_UNLIMITED: Final = "unlimited"
+_MAX_WINDOWS: Final = 64
 MAX_PORT_ITEMS: Final = 64
 """The most ports and ranges. Each makes the programs that select packets longer (`cbpf.jump_by_port`)."""
 _HOST_NAME: Final = re.compile(
@@ -101,6 +107,19 @@ def _control_group(text: str) -> float:
         if share <= _MAX_CONTROL_GROUP:
             return share
     raise ValueError("allowed: 0% to 50%, or null")
+
+
+def _time_zone(text: str) -> ZoneInfo:
+    allowed = "allowed: an IANA name, such as Europe/Berlin, or null"
+    try:
+        return ZoneInfo(text)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        is_missing = not any(Path(directory).is_dir() for directory in TZPATH)
+        raise ValueError("needs the package tzdata" if is_missing else allowed) from error
+
+
+def _scheduled_rate(text: str) -> Rate | None:
+    return None if text == _UNLIMITED else Rate.parse(text)
 
 
 def _disjoint(ranges: tuple[range, ...]) -> tuple[range, ...]:
@@ -240,6 +259,7 @@ class ServiceFile(Section):
     metrics: MetricsSection = MetricsSection()
     web: WebSection = WebSection()
     log_level: Annotated[LogLevel, one_of(LogLevel)] = LogLevel.INFO
+    time_zone: Annotated[ZoneInfo, parsed_by(_time_zone)] | None = None
     run_directory: RunDirectory = _RUN_DIRECTORY
     state_directory: Annotated[str, text_that(os.path.isabs, "an absolute path")] = "/var/lib/mptcp-throttle"
     socket_group: Annotated[str, text_that(bool, "the name of a group, or null")] | None = "mptcp-throttle"
@@ -282,6 +302,33 @@ class RatesSection(Section):
         return {kind: rate for kind, rate in zip(RATE_KEYS, values, strict=True) if rate is not None}
 
 
+ScheduledRate = Annotated[Rate | None, parsed_by(_scheduled_rate, or_null=True)] | None
+
+
+class ScheduledUplinkSection(Section):
+    """The rates from the clients while a window holds."""
+
+    cap: ScheduledRate = None
+    limit: ScheduledRate = None
+
+
+class WindowSection(Section):
+    """A window of a schedule. A rate that is absent stays as configured; null is unlimited."""
+
+    when: Annotated[When, parsed_by(When.parse)]
+    cap: ScheduledRate = None
+    limit: ScheduledRate = None
+    uplink: ScheduledUplinkSection = ScheduledUplinkSection()
+
+    @property
+    def window(self) -> Window:
+        """When it holds, and the rates that it has."""
+        sections = {Direction.DOWNLINK: self, Direction.UPLINK: self.uplink}
+        keys = ((kind, sections[kind.direction], key[-1]) for kind, key in RATE_KEYS.items())
+        given = {kind: getattr(section, key) for kind, section, key in keys if key in section.model_fields_set}
+        return Window(self.when, given)
+
+
 class HealthSection(Section):
     """The bounds within which a path of an access network is healthy."""
 
@@ -301,6 +348,7 @@ class NetworkFile(RatesSection):
     client_prefix: ClientPrefixSection = ClientPrefixSection()
     provisional: Annotated[float, parsed_by(parse_duration, or_null=True)] | None = None
     healthy: HealthSection = HealthSection()
+    schedule: Annotated[tuple[WindowSection, ...], list_of("windows", _MAX_WINDOWS, least=0)] = ()
 
     def with_subnets(self, subnets: Iterable[Network]) -> AccessNetwork:
         """The access network that it configures, with all its subnets, those of `subnets_file` too."""
@@ -313,6 +361,7 @@ class NetworkFile(RatesSection):
             self.provisional or 0.0,
             ClientPrefix(self.client_prefix.ipv4, self.client_prefix.ipv6),
             Health(self.healthy.rtt, self.healthy.loss, self.healthy.rate),
+            tuple(section.window for section in self.schedule),
         )
 
 
@@ -361,6 +410,7 @@ class Config:
     metrics: MetricsSection
     web: WebSection
     log_level: LogLevel
+    time_zone: ZoneInfo | None
     run_directory: Path
     state_directory: Path
     socket_group: SocketGroup | None

@@ -54,6 +54,18 @@ def test_reload_changes_the_rate_of_a_running_transfer_in_place(world: ProxyWorl
     )
 
 
+def test_window_of_a_schedule_that_holds_now_changes_the_rate(world: ProxyWorld) -> None:
+    world.begin_settled()
+    (network_file,) = world.services.directory.rglob("ethernet.yaml")
+    with network_file.open("a", encoding="utf-8") as file:
+        file.write('schedule: [{when: "00:00-24:00", cap: 3mbit}]\n')
+    world.services.cli("reload")
+    eventually(lambda: world.capped()[0].rate == 3_000_000, "the rate of the window applied", within=2)
+    wait_logged(world, "network=ethernet direction=downlink cap=3mbit reason='schedule 00:00-24:00'")
+    assert "3mbit (schedule 00:00-24:00; configured 1mbit)" in world.services.cli("status").stdout
+    eventually(lambda: {c.rate for c in world.class_counters().values()} == {3_000_000}, "the class changed", within=2)
+
+
 def test_reload_does_not_touch_what_has_not_changed() -> None:
     """Each of the two clients' Ethernet addresses is an access network of its own, so that one gets another cap."""
     first, second = (

@@ -414,3 +414,48 @@ def test_configuration_without_networks_is_refused(tmp_path: Path) -> None:
     assert refusal.startswith(
         "service.yaml:1: networks_directory: networks.d: has no access network; allowed: one NAME.yaml"
     )
+
+
+WINDOW = "{when: 'Mon 08:00-18:00', cap: 512kbit}"
+
+
+@pytest.mark.parametrize(
+    ("windows", "line"),
+    [
+        ("[{cap: 1mbit}]", "schedule[0].when: is required"),
+        (f"[{WINDOW}, {{when: Tue}}]", "schedule[1].when: Tue: has no rate; allowed: cap, limit and uplink beside it"),
+        (
+            "[{when: '00:00-24:00', cap: null}, {when: Tue, cap: 1mbit}]",
+            "schedule[1].when: Tue: never counts, as earlier windows always do; allowed: another order, or without it",
+        ),
+        ("[{when: Mo, cap: 1mbit}]", "schedule[0].when: 'Mo': allowed: days or dates, a time of day, or both, such as"),
+        ("[{when: Mon, cap: 2mbit, limit: 1mbit}]", "schedule[0].cap: 2mbit: is more than limit; allowed: up to 1mbit"),
+        ("[{when: Mon, limit: 500kbit}]", "schedule[0].cap: 1mbit: is more than limit; allowed: up to 500kbit"),
+        ("[{when: Mon, uplink: {cap: none}}]", "schedule[0].uplink.cap: 'none': is not a rate; allowed: "),
+        ("[{when: Mon, colour: red}]", "schedule[0].colour: 'red': unknown key; allowed: cap, limit, uplink, when"),
+        (WINDOW, "schedule: "),
+    ],
+)
+def test_window_with_an_error_is_refused_in_one_line(tmp_path: Path, windows: str, line: str) -> None:
+    (problem,) = problems(tmp_path, SERVICE, e=f"{ETHERNET}schedule: {windows}\n", wifi=WIFI)
+    assert problem.startswith(f"networks.d/e.yaml:5: {line}")
+
+
+def test_window_has_the_rates_that_it_names(tmp_path: Path) -> None:
+    windows = "[{when: Mon, cap: unlimited, uplink: {limit: 2mbit}}, {when: Tue, limit: null}]"
+    path = write_config(tmp_path, SERVICE, ethernet=f"{ETHERNET}schedule: {windows}\n", wifi=WIFI)
+    monday, tuesday = load_config(path).networks[1].schedule
+    assert monday.rates == {RateKind.CAP: None, RateKind.UPLINK_LIMIT: Rate.parse("2mbit")}
+    assert (str(tuesday.when), tuesday.rates) == ("Tue", {RateKind.LIMIT: None})
+
+
+def test_cap_in_a_window_of_a_most_preferred_network_is_refused(tmp_path: Path) -> None:
+    refused = "never applies on a most preferred network; allowed: null, or limit instead"
+    refusals = problems(tmp_path, SERVICE, e=ETHERNET, wifi=f"{WIFI}schedule: [{WINDOW}]\n")
+    assert refusals == [f"networks.d/wifi.yaml:4: schedule[0].cap: 512kbit: {refused}"]
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlim", "../../etc/passwd", "", "+01:00", "/etc/localtime"])
+def test_unknown_time_zone_is_refused(tmp_path: Path, zone: str) -> None:
+    (problem,) = problems(tmp_path, f"{SERVICE}time_zone: '{zone}'\n", wifi=WIFI)
+    assert problem.endswith("allowed: an IANA name, such as Europe/Berlin, or null")

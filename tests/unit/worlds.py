@@ -52,6 +52,7 @@ def configuration(networks: tuple[AccessNetwork, ...] = (WIFI, ETHERNET), **daem
         MetricsSection(),
         WebSection(),
         LogLevel.INFO,
+        None,
         Path("/run/x"),
         Path("/var/lib/x"),
         None,

@@ -29,9 +29,10 @@ from mptcp_throttled.policy.terms import CurrentTerms
 from mptcp_throttled.reporting import eventlog, instruments
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.class_ids import max_minor
+from mptcp_throttled.vocabulary.clock import EpochOffset
 from mptcp_throttled.vocabulary.features import Feature, Situation
 from mptcp_throttled.vocabulary.snapshot import Snapshot, SnifferState, bounded, update_throttled, uplink_transitions
-from mptcp_throttled.vocabulary.terms import Facts
+from mptcp_throttled.vocabulary.terms import Facts, WallClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,6 +105,7 @@ class Loop:
         self._note_closed = note_closed
         self._steering = steering
         self._note_ended = note_ended
+        self._epoch_offset = EpochOffset(clock)
         self._terms = CurrentTerms()
         self._decisions = DecisionTable(control_group)
         self._planner = Planner()
@@ -162,7 +164,8 @@ class Loop:
         daemon = config.daemon
         operator = self._operator.current()
         is_paused = operator.pause is not None
-        terms = self._terms.update(config.networks, now, Facts(operator.overrides))
+        wall_clock = WallClock(self._epoch_offset.seconds, config.time_zone)
+        terms = self._terms.update(config.networks, now, Facts(operator.overrides, wall_clock))
         networks = self._terms.configured
         update = self._source.take()
         sniffer = before.sniffer if update is None else SnifferState(update.epoch, update.revision, update.problem)

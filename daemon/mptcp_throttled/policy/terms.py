@@ -1,6 +1,6 @@
 """The terms of access networks: the configured rates, after all rules. Pure functions.
 
-To add a rule, such as a schedule or a budget:
+To add a rule, such as a budget:
 
 1. Write `policy/rules/NAME.py` with `apply(terms, given) -> Terms`. It returns the terms with a
    `Term(rate, reason, next_change)` in place of each that it changes, and knows neither kernel nor other rules.
@@ -23,14 +23,12 @@ from typing import Final
 
 from mptcp_throttle.model import AccessNetwork, Address, Direction
 from mptcp_throttled.policy.client_networks import client_networks
-from mptcp_throttled.policy.rules import override
-from mptcp_throttled.vocabulary.terms import ClientKey, Facts, PresentTerms, RuleInput, Term, Terms
+from mptcp_throttled.policy.rules import override, schedule
+from mptcp_throttled.vocabulary.terms import UNLIMITED, ClientKey, Facts, PresentTerms, RuleInput, Term, Terms
 
 Rule = Callable[[Terms, RuleInput], Terms]
 
-RULES: Final[tuple[Rule, ...]] = (override.apply,)
-
-_UNLIMITED: Final = Term(None)
+RULES: Final[tuple[Rule, ...]] = (schedule.apply, override.apply)
 
 
 def terms(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> Terms:
@@ -64,7 +62,7 @@ def _named(network: AccessNetwork, facts: Facts) -> dict[Address, None]:
 def _own(of_client: Terms, of_network: Terms) -> Terms:
     """Of each direction in which a client's terms differ from its network's, both kinds: a limit bounds its cap."""
     return {
-        kind: of_client.get(kind, _UNLIMITED)
+        kind: of_client.get(kind, UNLIMITED)
         for kinds in ((direction.cap, direction.limit) for direction in Direction)
         if any(of_client.get(kind) != of_network.get(kind) for kind in kinds)
         for kind in kinds

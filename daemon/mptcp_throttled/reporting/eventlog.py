@@ -8,11 +8,12 @@ from itertools import islice
 
 from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.logs import about
-from mptcp_throttle.model import FourTuple, format_token
+from mptcp_throttle.model import FourTuple, RateKind, format_token
 from mptcp_throttled.vocabulary.applied import Applied, UplinkStep
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import KEEPS_SENDING, MAX_ERRORS, Snapshot, Throttled, Transition
+from mptcp_throttled.vocabulary.terms import UNLIMITED, PresentTerms
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -24,6 +25,7 @@ def log_step(
     for ends in after.policed - before.policed:
         of_client = about(str(ends.client.address))
         _log.info("policed client=%s direction=uplink reason=%r", ends.client, KEEPS_SENDING, extra=of_client)
+    _log_terms(before.terms, after.terms)
     for transition in transitions:
         _log_transition(transition, after)
     for feature, texts in FEATURE_TEXTS.items():
@@ -65,6 +67,19 @@ def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, s
         _log.info("resolved: the rates of all subflows are enforced")
     for ends, why in islice(after.items(), 1):
         _log.error("%d subflows: rate not enforced; client=%s: %s", len(after), ends.client, why)
+
+
+def _log_terms(before: PresentTerms, after: PresentTerms) -> None:
+    """Log the rates of networks that a rule has changed, or changes no longer."""
+    if after is before:
+        return
+    for name, terms in after.by_network.items():
+        earlier = before.by_network.get(name, {})
+        for kind in RateKind:
+            term, old = terms.get(kind, UNLIMITED), earlier.get(kind, UNLIMITED)
+            if (term.rate, term.reason) != (old.rate, old.reason) and (term.reason or old.reason):
+                rate, reason = term.rate or "unlimited", term.reason or "as configured"
+                _log.info("network=%s direction=%s %s=%s reason=%r", name, kind.direction, kind.word, rate, reason)
 
 
 def _log_transition(transition: Transition, snapshot: Snapshot) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from typing import Self
 
     from mptcp_throttle.rpc import Json
+
+_TOLERATED_SECONDS: Final = 0.5
 
 
 class Clock:
@@ -32,6 +34,25 @@ class Clock:
         """Of this thread, and of the programs that this process has run to their end."""
         of_programs = os.times()
         return time.thread_time() + of_programs.children_user + of_programs.children_system
+
+
+class EpochOffset:
+    """By how many seconds the time since the epoch exceeds the monotonic one.
+
+    It stays the same value while the wall clock is only slewed, so that readers can compare it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seconds = -math.inf
+
+    @property
+    def seconds(self) -> float:
+        """At most `_TOLERATED_SECONDS` wrong."""
+        present = self._clock.time() - self._clock.monotonic()
+        if abs(present - self._seconds) > _TOLERATED_SECONDS:
+            self._seconds = present
+        return self._seconds
 
 
 class Now(NamedTuple):

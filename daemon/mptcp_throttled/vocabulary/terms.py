@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from datetime import tzinfo
+from typing import Final, NamedTuple
 
 from mptcp_throttle.model import AccessNetwork, Address, RateKind
 from mptcp_throttle.units import Rate
@@ -24,6 +25,8 @@ class Term:
     reason: str | None = None
     next_change: float | None = None
 
+
+UNLIMITED: Final = Term(None)
 
 Terms = Mapping[RateKind, Term]
 """The terms of a network. A kind that is absent is unlimited."""
@@ -79,10 +82,18 @@ def _rates(terms: Terms) -> dict[RateKind, Rate]:
     return {kind: term.rate for kind, term in terms.items() if term.rate is not None}
 
 
+class WallClock(NamedTuple):
+    """By how many seconds the time since the epoch exceeds the monotonic one, and the time zone; None: this host's."""
+
+    offset: float = 0.0
+    zone: tzinfo | None = None
+
+
 class Facts(NamedTuple):
     """What rules may look at besides the configuration."""
 
     overrides: tuple[Override, ...] = ()
+    wall_clock: WallClock = WallClock()
 
 
 class RuleInput(NamedTuple):

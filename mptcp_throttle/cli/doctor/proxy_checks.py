@@ -203,7 +203,7 @@ def _judge(elsewhere: Mapping[tuple[str, str], list[_Destination]], interfaces: 
         names = destinations[0].name + (f" and {len(destinations) - 1} more" if len(destinations) > 1 else "")
         problem = f"to {names} leave through {used}, where neither HTB nor mptcp-sniffer sees packets"
         remedy = f"route {network.name} through {' or '.join(interfaces)}, or name {used} in {_KEYS}"
-        has_rate = any(kind.direction is Direction.DOWNLINK for kind in network.rates)
+        has_rate = any(kind.direction is Direction.DOWNLINK for kind in network.kinds)
         harm = has_rate and any(destination.is_client for destination in destinations)
         yield Finding(f"routes to clients of {network.name}", problem, remedy, harm)
 
@@ -211,7 +211,7 @@ def _judge(elsewhere: Mapping[tuple[str, str], list[_Destination]], interfaces: 
 def uploads(host: Host) -> Iterator[Finding]:
     """Whether Squid ends uploads that are faster than their server; only where uplinks have a rate."""
     subject = "uploads through Squid"
-    kinds = {kind for network in host.config.networks for kind in network.rates}
+    kinds = {kind for network in host.config.networks for kind in network.kinds}
     if all(kind.direction is not Direction.UPLINK for kind in kinds):
         return
     try:

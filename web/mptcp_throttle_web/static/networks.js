@@ -12,7 +12,7 @@ let shown = [];
 function rate(network, direction, kind) {
   const { rate: present, reason, seconds_left: left } = network.rates[direction][kind];
   const text = present === null ? "" : `${present}${network.per === "network" ? "" : ` per ${network.per}`}`;
-  if (reason === null) return text;
+  if (reason === null) return left === null ? text : `${text || "unlimited"} (for ${format.duration(left)})`;
   return `${text || "unlimited"} (${reason}${left === null ? "" : `, for ${format.duration(left)}`})`;
 }
 

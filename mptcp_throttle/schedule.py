@@ -1,0 +1,88 @@
+"""Schedules: which window of time counts at an instant, and when that changes.
+
+A window is a predicate on the local time of an instant. So a clock that is set, and daylight saving time, change only
+which instants it holds at: a window never begins twice, and none is missed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date, datetime, time, timedelta, tzinfo
+from typing import Final
+
+from mptcp_throttle.model import Window
+
+_DAY: Final = timedelta(days=1)
+_DAY_MINUTES: Final = 24 * 60
+_WEEK: Final = 7
+
+
+def window_at(schedule: Sequence[Window], at: float, zone: tzinfo | None) -> Window | None:
+    """The window that counts at a time, in seconds since the epoch; None: none holds.
+
+    `zone` is that of the schedule; None: that of this host.
+    """
+    local = datetime.fromtimestamp(at, zone)
+    return next((window for window in schedule if window.when.holds(local)), None)
+
+
+def next_change(schedule: Sequence[Window], at: float, zone: tzinfo | None) -> float | None:
+    """When another window, or none, will count, in seconds since the epoch; None: never."""
+    present = window_at(schedule, at, zone)
+    dates = [window.when.last for window in schedule if window.when.last is not None]
+    today = datetime.fromtimestamp(at, zone).date()
+    # Weekdays repeat after a week; one day more, as a window may go on until the next day.
+    last = max([today, *dates]) + (_WEEK + 1) * _DAY
+    instants = (instant for day in _days(today, last) for instant in _instants(day, _boundaries(schedule), zone))
+    return next((each for each in instants if each > at and window_at(schedule, each, zone) is not present), None)
+
+
+def _boundaries(schedule: Iterable[Window]) -> set[int]:
+    """The minutes of a day at which a window may begin or end."""
+    return {minute % _DAY_MINUTES for window in schedule for minute in (window.when.begin, window.when.end)} | {0}
+
+
+def _instants(day: date, minutes: Iterable[int], zone: tzinfo | None) -> list[float]:
+    """The instants of these minutes of a day, and of a change of the zone's offset; in their order."""
+    midnight = datetime.combine(day, time())
+    local = (midnight + timedelta(minutes=minute) for minute in minutes)
+    # A time that the clock shows twice in autumn is two instants (fold, PEP 495).
+    instants = [_epoch(at.replace(fold=fold), zone) for at in local for fold in (0, 1)]
+    begin, end = int(_epoch(midnight, zone)), int(_epoch(midnight + _DAY, zone))
+    offset = _offset(begin, zone)
+    if _offset(end, zone) != offset:
+        changed = bisect_left(range(begin, end), True, key=lambda second: _offset(second, zone) != offset)
+        instants.append(float(begin + changed))
+    return sorted(instants)
+
+
+def _epoch(local: datetime, zone: tzinfo | None) -> float:
+    return local.replace(tzinfo=zone).timestamp()
+
+
+def _offset(at: float, zone: tzinfo | None) -> timedelta | None:
+    return datetime.fromtimestamp(at, zone).astimezone(zone).utcoffset()
+
+
+def never_holds(schedule: Sequence[Window]) -> Iterator[int]:
+    """The indices of the windows before which, at each of their instants, an earlier one holds."""
+    boundaries = _boundaries(schedule)
+    # A week before all dates.
+    undated = [date(1, 1, 1) + days * _DAY for days in range(_WEEK, 2 * _WEEK)]
+    for index, window in enumerate(schedule):
+        when, earlier = window.when, schedule[:index]
+        days = undated if when.first is None or when.last is None else _days(when.first, when.last + _DAY)
+        if not any(
+            when.holds(local) and not any(each.when.holds(local) for each in earlier)
+            for day in days
+            for minute in boundaries
+            for local in [datetime.combine(day, time()) + timedelta(minutes=minute)]
+        ):
+            yield index
+
+
+def _days(first: date, last: date) -> Iterator[date]:
+    while first <= last:
+        yield first
+        first += _DAY

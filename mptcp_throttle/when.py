@@ -1,0 +1,94 @@
+"""When a window of a schedule holds: days or dates, and a time of day."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Final, Self
+
+_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_DAY_MINUTES: Final = 24 * 60
+_DAY: Final = timedelta(days=1)
+_WEEK: Final = 7
+_ALLOWED: Final = (
+    'allowed: days or dates, a time of day, or both, such as "Mon..Fri 08:00-18:00" or "2026-12-24..2026-12-26"'
+)
+_MOST_DATED_DAYS: Final = 366
+_DATES: Final = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.\.(\d{4}-\d{2}-\d{2}))?", re.ASCII)
+_TIMES: Final = re.compile(r"(\d{2}):(\d{2})-(\d{2}):(\d{2})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """When a window holds: on these weekdays (0 is Monday), or from `first` to `last`, from minute `begin` of the day
+    to minute `end`, which is not included, and is on the next day if it is not after `begin`."""
+
+    text: str
+    weekdays: frozenset[int]
+    first: date | None
+    last: date | None
+    begin: int
+    end: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From `Mon..Fri 08:00-18:00`, `Sat,Sun`, `01:00-06:00` or `2026-12-24..2026-12-26`. Raises ValueError."""
+        words = text.split()
+        begin, end = 0, _DAY_MINUTES
+        if words and (times := _TIMES.fullmatch(words[-1])) is not None:
+            begin, end = _minute(times[1], times[2]), _minute(times[3], times[4])
+            if begin in {end, _DAY_MINUTES}:
+                raise ValueError(f"has no duration from {begin // 60:02}:{begin % 60:02} on; {_ALLOWED}")
+            words = words[:-1]
+            if not words:
+                return cls(text, frozenset(range(_WEEK)), None, None, begin, end)
+        if len(words) != 1:
+            raise ValueError(_ALLOWED)
+        dates = _DATES.fullmatch(words[0])
+        if dates is None:
+            return cls(text, frozenset(_weekdays(words[0])), None, None, begin, end)
+        first, last = _date(dates[1]), _date(dates[2] or dates[1])
+        if not timedelta() <= last - first < _MOST_DATED_DAYS * _DAY:
+            raise ValueError(f"allowed: the earlier date first, and at most {_MOST_DATED_DAYS} days")
+        return cls(text, frozenset(range(_WEEK)), first, last, begin, end)
+
+    def holds(self, local: datetime) -> bool:
+        """Whether it holds at this local time."""
+        minute, day = 60 * local.hour + local.minute, local.date()
+        if self.begin < self.end:
+            return self.begin <= minute < self.end and self._begins_on(day)
+        return (minute >= self.begin and self._begins_on(day)) or (minute < self.end and self._begins_on(day - _DAY))
+
+    def _begins_on(self, day: date) -> bool:
+        if self.first is not None and self.last is not None and not self.first <= day <= self.last:
+            return False
+        return day.weekday() in self.weekdays
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _weekdays(text: str) -> Iterator[int]:
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        if first not in _DAYS or (dots and last not in _DAYS):
+            raise ValueError(_ALLOWED)
+        begin = _DAYS.index(first)
+        length = (_DAYS.index(last) - begin) % _WEEK if dots else 0
+        yield from ((begin + days) % _WEEK for days in range(length + 1))
+
+
+def _date(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"has no date {text}; {_ALLOWED}") from error
+
+
+def _minute(hours: str, minutes: str) -> int:
+    minute = 60 * int(hours) + int(minutes)
+    if int(minutes) > 59 or minute > _DAY_MINUTES:
+        raise ValueError(f"has no time {hours}:{minutes}; allowed: 00:00 to 24:00")
+    return minute
