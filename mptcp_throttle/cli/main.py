@@ -62,6 +62,10 @@ def parser() -> argparse.ArgumentParser:
         _command("connections", tables.show_connections),
         "show every connection, and for each subflow its rate and the reason",
     )
+    show_explanation = _command("explain", tables.show_explanation, "client", "network")
+    explain = add("explain", show_explanation, "say what a client has, and which rules say so")
+    explain.add_argument("client", metavar="CLIENT", help="one of its addresses")
+    explain.add_argument("network", metavar="NETWORK", nargs="?", help=f"{_NETWORK_HELP}; default: all that it uses")
     top = add("top", _top, "live view of the busiest clients and their subflows")
     top.add_argument("--once", action="store_true", help="print once and end")
     top.add_argument("--sort", type=Order, choices=list(Order), default=Order.SENT, help="order; default: %(default)s")

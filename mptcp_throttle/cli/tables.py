@@ -21,7 +21,9 @@ from mptcp_throttle.units import format_share
 
 _REFUSED: Final = ("unknown_token", "wrong_hmac", "wrong_key", "wrong_direction", "malformed")
 _UPLINK: Final = "uplink"
-_RATES: Final = tuple((direction, kind) for direction in ("downlink", _UPLINK) for kind in ("cap", "limit"))
+_DIRECTIONS: Final = {"downlink": "downloads", _UPLINK: "uploads"}
+_KINDS: Final = ("cap", "limit")
+_RATES: Final = tuple((direction, kind) for direction in _DIRECTIONS for kind in _KINDS)
 _SUMS: Final = ("ip_sent", "ip_sent_throttled", "ip_received", "held_back_ms")
 _FIGURES: Final = (
     ("on networks with a cap, each", "bytes_with_cap", 1e-6, "MB"),
@@ -269,6 +271,38 @@ def show_connections(data: Json) -> None:
         console.print("no MPTCP connections")
     else:
         console.print(f"no connection is known: the sniffer does not answer: {data['sniffer_problem']}", markup=False)
+
+
+def show_explanation(data: Json) -> None:
+    """The answer to `explain`."""
+    console = output_console()
+    if data["paused"]:
+        console.print("paused by the operator: nothing is throttled")
+    for network in data["networks"]:
+        for direction, name in _DIRECTIONS.items():
+            explained = network[direction]
+            has_rate = any(step["rate"] for kind in _KINDS for step in explained[kind])
+            if direction == _UPLINK and not has_rate:
+                continue
+            console.print(f"{network['name']}, {name}: {_explained_subflows(explained['subflows'])}", markup=False)
+            for kind in _KINDS:
+                console.print(f"  {kind}: {_explained_rate(explained[kind])}", markup=False)
+
+
+def _explained_subflows(subflows: Json) -> str:
+    texts = (
+        f"{each['rate'] or 'unlimited'} for {each['number']} subflow{'s' * (each['number'] > 1)} ({each['reason']})"
+        for each in subflows
+    )
+    return ", ".join(texts) or "no subflow now"
+
+
+def _explained_rate(steps: Json) -> str:
+    """What the last rule has made of a rate, and what it would be without that."""
+    *earlier, last = steps
+    why = ", ".join(filter(None, (last["reason"] or "as configured", _until(last))))
+    otherwise = f"; otherwise {earlier[-1]['rate'] or 'none'}" if earlier else ""
+    return f"{last['rate'] or 'none'} ({why}){otherwise}"
 
 
 def _moment(at: float) -> str:

@@ -15,6 +15,7 @@ from proxy_world import MEGABYTE, ProxyWorld, proxy_world
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.topology import ETHERNET as ETHERNET_LINK
 from mptcp_lab.topology import ClientSpec, Topology
 from mptcp_throttle.model import AccessNetwork, Per, RateKind
 from mptcp_throttle.units import Rate
@@ -63,6 +64,8 @@ def test_window_of_a_schedule_that_holds_now_changes_the_rate(world: ProxyWorld)
     eventually(lambda: world.capped()[0].rate == 3_000_000, "the rate of the window applied", within=2)
     wait_logged(world, "network=ethernet direction=downlink cap=3mbit reason='schedule 00:00-24:00'")
     assert "3mbit (schedule 00:00-24:00; configured 1mbit)" in world.services.cli("status").stdout
+    explained = world.services.cli("explain", str(world.lab.client.address(ETHERNET_LINK, 4)), "ethernet").stdout
+    assert "  cap: 3mbit (schedule 00:00-24:00); otherwise 1mbit\n" in explained
     eventually(lambda: {c.rate for c in world.class_counters().values()} == {3_000_000}, "the class changed", within=2)
 
 

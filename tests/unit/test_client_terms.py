@@ -23,7 +23,7 @@ from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.policy.terms import terms_of
 from mptcp_throttled.vocabulary.decision import Decision, Share
 from mptcp_throttled.vocabulary.operator import Override
-from mptcp_throttled.vocabulary.terms import Facts, PresentTerms, Term
+from mptcp_throttled.vocabulary.terms import Facts, PresentTerms, RuleName, Term
 
 FIVE: Final = Rate.parse("5mbit")
 LIMITED: Final = network("lte", 4, 2, cap="1mbit", limit="8mbit").with_rates(
@@ -50,7 +50,7 @@ def test_client_has_both_kinds_of_the_direction_that_differs() -> None:
     terms = present(override)
     assert terms.by_client == {
         ("lte", ip_address("10.4.0.2")): {
-            RateKind.CAP: Term(FIVE, BY_HAND, 60.0),
+            RateKind.CAP: Term(FIVE, BY_HAND, 60.0, RuleName.BY_HAND),
             RateKind.LIMIT: Term(LIMITED.rates[RateKind.LIMIT]),
         }
     }

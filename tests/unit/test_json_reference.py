@@ -50,6 +50,7 @@ CONNECTIONS: Final = (
 COMMANDS: Final = {
     "status": ["status"],
     "connections": ["connections"],
+    "explain": ["explain", "10.1.0.1"],
     "top": ["top"],
     "history": ["history", "wifi"],
     "plan": ["plan"],

@@ -31,7 +31,7 @@ MAY_IMPORT_IN_DAEMON: Final = {
     "enforcing": {"vocabulary", "plan"},
     "observing": {"vocabulary", "reporting", "accounting", "kernel"},
     "control": {"vocabulary", "reporting", "policy", "plan", "enforcing"},
-    "answers": {"vocabulary", "reporting", "accounting", "kernel", "enforcing", "observing", "control"},
+    "answers": {"vocabulary", "reporting", "policy", "accounting", "kernel", "enforcing", "observing", "control"},
     "lifecycle": {"vocabulary", "reporting", "accounting", "kernel", "enforcing", "observing", "control", "answers"},
     "main": {"lifecycle"},
 }

@@ -16,7 +16,7 @@ from mptcp_throttle.model import AccessNetwork, RateKind, Window
 from mptcp_throttle.units import Rate
 from mptcp_throttle.when import When
 from mptcp_throttled.policy.terms import terms_of
-from mptcp_throttled.vocabulary.terms import Facts, Term, WallClock
+from mptcp_throttled.vocabulary.terms import Facts, RuleName, Term, WallClock
 
 BERLIN: Final = ZoneInfo("Europe/Berlin")
 SLOW, FAST = Rate.parse("512kbit"), Rate.parse("5mbit")
@@ -43,13 +43,13 @@ def terms(text: str, network: AccessNetwork = SCHEDULED, now: float = 1000.0) ->
 
 def test_window_replaces_the_rates_that_it_has_until_the_next_change() -> None:
     assert terms("2026-11-27 09:00") == {
-        RateKind.CAP: Term(SLOW, "schedule Mon..Fri 08:00-18:00", 9 * 3600),
+        RateKind.CAP: Term(SLOW, "schedule Mon..Fri 08:00-18:00", 9 * 3600, RuleName.SCHEDULE),
         RateKind.LIMIT: Term(None, None, 9 * 3600),
     }
     assert terms("2026-11-27 18:00")[RateKind.CAP] == Term(CONFIGURED, None, 7 * 3600)
     assert terms("2026-11-28 05:00") == {
-        RateKind.CAP: Term(None, "schedule 01:00-06:00", 3600),
-        RateKind.LIMIT: Term(FAST, "schedule 01:00-06:00", 3600),
+        RateKind.CAP: Term(None, "schedule 01:00-06:00", 3600, RuleName.SCHEDULE),
+        RateKind.LIMIT: Term(FAST, "schedule 01:00-06:00", 3600, RuleName.SCHEDULE),
     }
 
 

@@ -17,6 +17,7 @@ from mptcp_throttled.accounting.history import History, requested_account, resol
 from mptcp_throttled.answers import status
 from mptcp_throttled.answers.busiest import IndexedClients, busiest, requested_order
 from mptcp_throttled.answers.client_index import ClientIndex
+from mptcp_throttled.answers.explanation import explain
 from mptcp_throttled.answers.plan_commands.commands import as_commands
 from mptcp_throttled.answers.subflow_counts import CountedSubflows
 from mptcp_throttled.answers.view import View
@@ -29,6 +30,7 @@ from mptcp_throttled.control.requests import (
     SetPause,
     SetRate,
     T,
+    requested_address,
     requested_client,
     requested_end,
     requested_override,
@@ -74,6 +76,7 @@ class Api:
         return {
             "status": self.status,
             "connections": self.connections,
+            "explain": self.explain,
             "history": self.history,
             "top": self.top,
             "decisions": self.decisions,
@@ -94,6 +97,10 @@ class Api:
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow, and what it sends."""
         return status.connections(self._view())
+
+    def explain(self, client: str, network: str | None = None) -> Json:
+        """What a client, by one of its addresses, has on an access network, or on all, and which rules say so."""
+        return explain(self._view(), requested_address(client), network)
 
     def top(self, number: int, order: str, pattern: str) -> Json:
         """Of each access network, up to `number` clients with their busiest subflows.

@@ -22,7 +22,7 @@ from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.clock import Now, encode_end
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.operator import Pause
-from mptcp_throttled.vocabulary.terms import Term, Terms
+from mptcp_throttled.vocabulary.terms import UNLIMITED, Term, Terms
 
 _MAX_LINES: Final = 20
 # A client that changes its network, with association and DHCP, has opened a subflow by then.
@@ -217,28 +217,35 @@ def describe_rates(configured: Mapping[RateKind, Rate], terms: Terms, now: Now) 
     """The present rates of a network by direction and kind, and why and until when they are not the configured ones."""
     rates: dict[str, Json] = {direction: {} for direction in Direction}
     for kind in RateKind:
-        term = terms.get(kind, Term(None))
+        term = terms.get(kind, UNLIMITED)
         rates[kind.direction][kind.word] = {
-            **_rate(term.rate),
+            **describe_term(term, now),
             "configured": _text(configured.get(kind)),
-            "reason": term.reason,
-            **encode_end(term.next_change, now),
         }
     return rates
+
+
+def describe_term(term: Term, now: Now) -> dict[str, Json]:
+    """A present rate: what has decided it, why and until when."""
+    return {**_rate(term.rate), "rule": term.rule, "reason": term.reason, **encode_end(term.next_change, now)}
 
 
 def _direction_status(direction: Direction, decision: Decision, view: View) -> Json:
     snapshot, ends = view.snapshot, decision.subflow.ends
     throttle = snapshot.throttle(direction, ends)
+    term = None if throttle is None else snapshot.terms.term(throttle.share)
+    until = None if term is None or term.next_change is None else view.now.in_epoch(term.next_change)
     return {
         "kind": None if throttle is None else throttle.share.kind.word,
         **_rate(None if throttle is None else throttle.rate),
+        "rule": None if term is None else term.rule,
+        "until": until,
         "reason": snapshot.reason(direction, decision),
         "not_enforced": view.enforcement.why_not(direction, ends),
     }
 
 
-def _rate(rate: Rate | None) -> Json:
+def _rate(rate: Rate | None) -> dict[str, Json]:
     return {"rate": _text(rate), "rate_bps": None if rate is None else rate.bits_per_second}
 
 

@@ -165,7 +165,8 @@ class Loop:
         operator = self._operator.current()
         is_paused = operator.pause is not None
         wall_clock = WallClock(self._epoch_offset.seconds, config.time_zone)
-        terms = self._terms.update(config.networks, now, Facts(operator.overrides, wall_clock))
+        facts = Facts(operator.overrides, wall_clock)
+        terms = self._terms.update(config.networks, now, facts)
         networks = self._terms.configured
         update = self._source.take()
         sniffer = before.sniffer if update is None else SnifferState(update.epoch, update.revision, update.problem)
@@ -205,6 +206,7 @@ class Loop:
             sniffer=sniffer,
             networks=networks,
             terms=terms,
+            facts=facts,
             operator=operator,
             connections=self._decisions.connections,
             decisions=decisions,

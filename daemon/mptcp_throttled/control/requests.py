@@ -97,10 +97,13 @@ def requested_client(client: Json) -> Address | None:
 
     Raises UserError with what is allowed.
     """
-    if client is None:
-        return None
+    return None if client is None else requested_address(client)
+
+
+def requested_address(client: Json) -> Address:
+    """The address of a client. Raises UserError with what is allowed."""
     if not isinstance(client, str):
-        raise UserError(f"client: {shown(client)}: is not text; allowed: an address; or null")
+        raise UserError(f"client: {shown(client)}: is not text; allowed: an address")
     try:
         return parse_address(client)
     except ValueError as error:

@@ -3,7 +3,8 @@
 To add a rule, such as a budget:
 
 1. Write `policy/rules/NAME.py` with `apply(terms, given) -> Terms`. It returns the terms with a
-   `Term(rate, reason, next_change)` in place of each that it changes, and knows neither kernel nor other rules.
+   `Term(rate, reason, next_change, rule)` in place of each that it changes, and knows neither kernel nor other rules.
+   Its name is in `RuleName`.
 2. `reason` is a few words for the operator (`by hand`). `next_change` is when `apply` will say something else although
    no fact changes: the loop computes all terms again then. Without a `next_change` a rule must depend on facts alone.
 3. Name it in `RULES`. A later rule sees what earlier ones made of the rates; `override` is last, since what is set by
@@ -33,11 +34,16 @@ RULES: Final[tuple[Rule, ...]] = (schedule.apply, override.apply)
 
 def terms(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> Terms:
     """The terms of a client of a network, by its first address, None being any, at `now` (monotonic seconds)."""
+    return steps(network, client, now, facts)[-1]
+
+
+def steps(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> list[Terms]:
+    """As `terms`: the configured rates, and after each rule what it has made of those before."""
     given = RuleInput(network, client, now, facts)
-    present: Terms = {kind: Term(rate) for kind, rate in network.rates.items()}
+    made: list[Terms] = [{kind: Term(rate) for kind, rate in network.rates.items()}]
     for rule in RULES:
-        present = rule(present, given)
-    return present
+        made.append(rule(made[-1], given))
+    return made
 
 
 def terms_of(networks: Iterable[AccessNetwork], now: float, facts: Facts) -> PresentTerms:

@@ -12,11 +12,11 @@ from immutables import Map
 
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import AccessNetwork, Connection, Direction, FourTuple, Token
-from mptcp_throttled.vocabulary.decision import Decision, Throttle
+from mptcp_throttled.vocabulary.decision import Decision, Share, Throttle
 from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
 from mptcp_throttled.vocabulary.operator import OperatorState
-from mptcp_throttled.vocabulary.terms import PresentTerms
+from mptcp_throttled.vocabulary.terms import Facts, PresentTerms
 
 KEEPS_SENDING: Final = "client keeps sending (ignores MP_PRIO, or has no other path): the excess is dropped"
 _NOT_APPLIED: Final = "not applied; see status"
@@ -55,15 +55,17 @@ class SnifferState:
 class Snapshot:
     """What was known, decided, planned and applied after a step of the loop.
 
-    `networks` are as configured; their present rates are in the `terms`. `without_qdisc`: the classes of `applied` are
-    only noted, and paces and steering alone hold caps. `classifier` is the one in use. `uplinks` are
-    those that are throttled in the kernel; of `policed`, what exceeds the rate is dropped. `features` are by name.
-    `one_path_since`: since when (monotonic seconds) connections that had several access networks have had one only.
+    `networks` are as configured; their present rates are in the `terms`, which rules have made from the `facts`.
+    `without_qdisc`: the classes of `applied` are only noted, and paces and steering alone hold caps. `classifier` is
+    the one in use. `uplinks` are those that are throttled in the kernel; of `policed`, what exceeds the rate is
+    dropped. `features` are by name. `one_path_since`: since when (monotonic seconds) connections that had several
+    access networks have had one only.
     """
 
     sniffer: SnifferState = field(default_factory=SnifferState)
     networks: tuple[AccessNetwork, ...] = ()
     terms: PresentTerms = field(default_factory=PresentTerms)
+    facts: Facts = field(default_factory=Facts)
     operator: OperatorState = field(default_factory=OperatorState)
     connections: Map[Token, Connection] = field(default_factory=Map)
     decisions: Map[Token, tuple[Decision, ...]] = field(default_factory=Map)
@@ -111,7 +113,13 @@ class Snapshot:
         if self.throttle(direction, ends) is None:
             return _NOT_APPLIED
         is_policed = direction is Direction.UPLINK and ends in self.policed
-        return f"{verdict.reason}; {KEEPS_SENDING}" if is_policed else verdict.reason
+        reasons = verdict.reason, self._why_rate(verdict.share), KEEPS_SENDING if is_policed else None
+        return "; ".join(filter(None, reasons))
+
+    def _why_rate(self, share: Share) -> str | None:
+        """Why the rate of a network is not the configured one; a client's verdict says that of its own."""
+        why = None if share.client is not None else self.terms.term(share).reason
+        return None if why is None else f"{share.kind.word}: {why}"
 
     def state_of(self, decision: Decision) -> str:
         """In a word what is done to what a subflow is sent: `cap`, `limit`, `backup` or `free`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import tzinfo
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from mptcp_throttle.model import AccessNetwork, Address, RateKind
@@ -13,17 +14,26 @@ from mptcp_throttled.vocabulary.decision import Share, Throttle, Verdict
 from mptcp_throttled.vocabulary.operator import Override
 
 
+class RuleName(StrEnum):
+    """What has decided a rate."""
+
+    CONFIGURED = "configured"
+    SCHEDULE = "schedule"
+    BY_HAND = "by hand"
+
+
 @dataclass(frozen=True, slots=True)
 class Term:
     """A rate as it is now; None: unlimited.
 
     `reason` is why it is not the configured one; None if it is. `next_change` is when it changes by itself, in
-    monotonic seconds; None: never.
+    monotonic seconds; None: never. `rule` has decided the rate.
     """
 
     rate: Rate | None
     reason: str | None = None
     next_change: float | None = None
+    rule: RuleName = RuleName.CONFIGURED
 
 
 UNLIMITED: Final = Term(None)
@@ -65,6 +75,11 @@ class PresentTerms:
             rates = self.client_rates.get((share.network, share.client), {})
         rate = rates.get(share.kind)
         return None if rate is None else min(rate, rates.get(share.kind.direction.limit, rate))
+
+    def term(self, share: Share) -> Term:
+        """The term from which a share has its rate."""
+        of_client = None if share.client is None else self.by_client.get((share.network, share.client))
+        return (self.by_network.get(share.network, {}) if of_client is None else of_client).get(share.kind, UNLIMITED)
 
     def throttle(self, verdict: Verdict) -> Throttle | None:
         """The throttle that a verdict asks for now; None: the subflow is free."""

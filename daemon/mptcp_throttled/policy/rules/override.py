@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mptcp_throttled.vocabulary.operator import is_over
-from mptcp_throttled.vocabulary.terms import Term
+from mptcp_throttled.vocabulary.terms import RuleName, Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,4 +24,7 @@ def apply(terms: Terms, given: RuleInput) -> Terms:
 
 
 def _terms(overrides: Iterable[Override], reason: str) -> Terms:
-    return {o.kind: Term(o.rate, f"{reason}, until reset" if o.end is None else reason, o.end) for o in overrides}
+    return {
+        o.kind: Term(o.rate, f"{reason}, until reset" if o.end is None else reason, o.end, RuleName.BY_HAND)
+        for o in overrides
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mptcp_throttle.schedule import next_change, window_at
-from mptcp_throttled.vocabulary.terms import UNLIMITED, Term
+from mptcp_throttled.vocabulary.terms import UNLIMITED, RuleName, Term
 
 if TYPE_CHECKING:
     from mptcp_throttled.vocabulary.terms import RuleInput, Terms
@@ -23,5 +23,5 @@ def apply(terms: Terms, given: RuleInput) -> Terms:
     scheduled = {kind: Term(terms.get(kind, UNLIMITED).rate, None, until) for kind in kinds}
     if present is not None:
         reason = f"schedule {present.when}"
-        scheduled |= {kind: Term(rate, reason, until) for kind, rate in present.rates.items()}
+        scheduled |= {kind: Term(rate, reason, until, RuleName.SCHEDULE) for kind, rate in present.rates.items()}
     return {**terms, **scheduled}

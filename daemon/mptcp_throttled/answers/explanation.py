@@ -1,0 +1,86 @@
+"""The answer to `explain`: what a client has on each access network, and which rules have made its rates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from mptcp_throttle.errors import UserError, shown
+from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
+from mptcp_throttle.rpc import Json
+from mptcp_throttled.answers.status import describe_term
+from mptcp_throttled.answers.view import View
+from mptcp_throttled.policy.terms import steps
+from mptcp_throttled.vocabulary.decision import Decision
+from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.snapshot import Snapshot
+from mptcp_throttled.vocabulary.terms import UNLIMITED, Terms
+
+
+def explain(view: View, client: Address, network: str | None) -> Json:
+    """What the client with this address has on `network`; None: on each network that it uses, or has an address in.
+
+    Raises UserError if there is no such network, or if the address is in none.
+    """
+    snapshot = view.snapshot
+    locate = Locator(snapshot.networks)
+    by_network = _decisions_by_network(snapshot, client, locate)
+    own = locate(client)
+    if own is not None:
+        by_network.setdefault(own.name, [])
+    if network is not None and all(each.name != network for each in snapshot.networks):
+        known = ", ".join(each.name for each in snapshot.networks)
+        raise UserError(f"{shown(network)}: no such access network; allowed: {known}")
+    chosen = [each for each in snapshot.networks if each.name in by_network and network in (None, each.name)]
+    if not chosen:
+        where = "any access network" if network is None else network
+        raise UserError(f"{client}: not in {where}, and no connection of it is known there")
+    return {
+        "client": str(client),
+        "paused": snapshot.operator.pause is not None,
+        "networks": [_of_network(view, each, client, by_network[each.name]) for each in chosen],
+    }
+
+
+def _decisions_by_network(snapshot: Snapshot, client: Address, locate: Locator) -> dict[str, list[Decision]]:
+    """The decisions for all subflows of the connections in which the client has an address."""
+    first = locate.prefix(client)
+    by_network: dict[str, list[Decision]] = {}
+    for decisions in snapshot.decisions.values():
+        if any(locate.prefix(decision.subflow.ends.client.address) == first for decision in decisions):
+            for decision in decisions:
+                if decision.network is not None:
+                    by_network.setdefault(decision.network, []).append(decision)
+    return by_network
+
+
+def _of_network(view: View, network: AccessNetwork, client: Address, decisions: Iterable[Decision]) -> Json:
+    addresses = {network.client_prefix.first(decision.subflow.ends.client.address) for decision in decisions}
+    first = min(addresses, key=int) if addresses else network.client_prefix.first(client)
+    made = steps(network, first, view.now.monotonic, view.snapshot.facts)
+    return {
+        "name": network.name,
+        **{direction: _of_direction(view, direction, decisions, made) for direction in Direction},
+    }
+
+
+def _of_direction(view: View, direction: Direction, decisions: Iterable[Decision], made: list[Terms]) -> Json:
+    snapshot = view.snapshot
+    states: Counter[tuple[str | None, str | None, str]] = Counter()
+    for decision in decisions:
+        throttle = snapshot.throttle(direction, decision.subflow.ends)
+        kind, rate = (None, None) if throttle is None else (throttle.share.kind.word, str(throttle.rate))
+        states[kind, rate, snapshot.reason(direction, decision)] += 1
+    return {
+        "subflows": [
+            {"number": number, "kind": kind, "rate": rate, "reason": reason}
+            for (kind, rate, reason), number in states.items()
+        ],
+        **{kind.word: _steps(view, made, kind) for kind in (direction.cap, direction.limit)},
+    }
+
+
+def _steps(view: View, made: Iterable[Terms], kind: RateKind) -> list[Json]:
+    """What each rule has made of a rate, the configured one first; without the rules that left it as it was."""
+    by_rule = {term.rule: term for term in (terms.get(kind, UNLIMITED) for terms in made)}
+    return [describe_term(term, view.now) for term in by_rule.values()]
