@@ -6,12 +6,13 @@ from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Final
 
+from mptcp_throttle.config.text_file import read_text_file
 from mptcp_throttle.errors import ConfigError, shown
 from mptcp_throttle.model import Address, Network
 
 MOST_IN_FILE: Final = 20_000
 
-# So many with a comment of 150 characters each. It bounds what a device or a wrong file can make us read.
+# So many with a comment of 150 characters each.
 _MOST_BYTES: Final = 4 << 20
 _MOST_PROBLEMS: Final = 10
 _ALLOWED: Final = f"one subnet per line, up to {MOST_IN_FILE}, and comments after #"
@@ -75,13 +76,8 @@ def read_subnets(path: Path, key: str) -> dict[Network, int]:
 
 def _read(path: Path, key: str) -> list[str]:
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ConfigError([f"{key}: {path}: is too large; allowed: up to {_MOST_BYTES >> 20}MiB"])
-        # Files that were joined have a byte order mark at the beginning of each.
-        return content.decode().replace("\ufeff", "").splitlines()
-    except OSError as error:
-        raise ConfigError([f"{key}: {path}: cannot be read: {error.strerror}"]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"{path}: is not UTF-8 text (byte {error.start})"]) from error
+        text = read_text_file(path, _MOST_BYTES)
+    except ValueError as error:
+        raise ConfigError([f"{key}: {path}: {error}"]) from error
+    # Files that were joined have a byte order mark at the beginning of each.
+    return text.replace("\ufeff", "").splitlines()

@@ -9,9 +9,13 @@ from typing import Any, Final
 
 import yaml
 
+from mptcp_throttle.config.text_file import read_text_file
 from mptcp_throttle.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
+
+_MOST_BYTES: Final = 1 << 20
+"""PyYAML takes more than a second for so many."""
 
 _TEXT: Final = "tag:yaml.org,2002:str"
 _TYPES: Final = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int"))
@@ -45,13 +49,13 @@ def read_yaml(path: Path) -> YamlFile:
     Raises ConfigError if it is unreadable, empty, not YAML, no mapping, or names a key twice.
     """
     try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
+        text = read_text_file(path, _MOST_BYTES)
+    except ValueError as error:
+        raise ConfigError([f"{path}: {error}"]) from error
+    try:
+        loader = _Loader(text)
         root = loader.get_single_node()
         data: Any = None if root is None else loader.construct_document(root)
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"{path}: is not UTF-8 text (byte {error.start})"]) from error
     except yaml.YAMLError as error:
         raise ConfigError([_describe_yaml_error(path, error)]) from error
     except RecursionError as error:

@@ -1,3 +1,4 @@
+import os
 import socket
 from pathlib import Path
 
@@ -383,6 +384,25 @@ def test_subnet_of_two_networks_names_both_places(tmp_path: Path) -> None:
 def test_subnets_of_a_network_may_contain_others(tmp_path: Path, subnets: str) -> None:
     path = write_config(tmp_path, SERVICE, ethernet=ETHERNET, wifi=WIFI.replace("10.2.0.0/24", subnets))
     assert len(load_config(path).networks) == 2
+
+
+@pytest.mark.parametrize("is_of_subnets", [False, True])
+def test_pipe_or_device_in_place_of_a_file_is_refused_at_once(tmp_path: Path, is_of_subnets: bool) -> None:
+    network = ETHERNET.replace("subnets: [10.1.0.0/24, 'fd00:1::/64']", "subnets_file: ../list")
+    assert "subnets_file" in network
+    path = write_config(tmp_path, SERVICE, e=network if is_of_subnets else ETHERNET, wifi=WIFI)
+    file = tmp_path / ("list" if is_of_subnets else "networks.d/z.yaml")
+    os.mkfifo(file)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"is not a regular file; allowed: a text file$"):
+            load_config(path)
+        file.unlink()
+        file.symlink_to("/dev/zero")
+
+
+def test_yaml_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, SERVICE, e=ETHERNET + "#" * (1 << 20), wifi=WIFI)
+    assert problem == "networks.d/e.yaml: is too large; allowed: up to 1MiB"
 
 
 def test_file_that_cannot_be_read_or_is_no_text_is_one_line(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_byte_order_mark_is_no_part_of_a_subnet(tmp_path: Path, content: str) ->
         ("fe80::1%eth0", f"lte.subnets:1: 'fe80::1%eth0': has a zone (%eth0){NO_ZONE} fe80::1/128"),
         ("\nfe80::%2/64", f"lte.subnets:2: 'fe80::%2/64': has a zone (%2){NO_ZONE} fe80::/64"),
         ("# none\n", "lte.subnets: has no subnet; allowed: one subnet per line, up to 20000, and comments after #"),
-        (b"10.1.0.0/24 # K\xf6ln", "lte.subnets: is not UTF-8 text (byte 15)"),
+        (b"10.1.0.0/24 # K\xf6ln", f"{KEY}: lte.subnets: is not UTF-8 text (byte 15)"),
         ("#" * (4 << 20) + "\n", f"{KEY}: lte.subnets: is too large; allowed: up to 4MiB"),
     ],
 )
