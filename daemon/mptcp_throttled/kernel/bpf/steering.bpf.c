@@ -345,27 +345,45 @@ static __always_inline bool has_less_preferred_cap(const struct ends *ends, __u3
 	return network && network->pace && network->preference > preference && network->preference != NO_PREFERENCE;
 }
 
+/* Looks for the subflows that are capped from now on. */
+struct beginning {
+	struct __sk_buff *skb;
+	struct walk walk;
+	__u64 now;
+	__u32 preference;
+};
+
+/* Begins the cap of the next member of the connection's list, if its network is less preferred and
+ * has one. Returns 1 at the end of the list. */
+static long begin_cap_of_member(__u32 index __attribute__((unused)), struct beginning *beginning)
+{
+	struct steered *steered;
+	struct ends ends = {};
+	struct tcp_sock *tp = next_socket(&beginning->walk, &ends);
+
+	if (!tp)
+		return 1;
+	if (!has_less_preferred_cap(&ends, beginning->preference))
+		return 0;
+	steered = bpf_map_lookup_elem(&steered_subflows, &ends) ?: add_steered(tp, &ends, beginning->skb->ifindex);
+	if (!steered)
+		return 0;
+	set_capped(steered, tp, true, beginning->now);
+	settle(beginning->skb, steered, tp, NULL, beginning->now);
+	return 0;
+}
+
 /* At the first packet of a subflow: those on less preferred networks are capped from now on. */
 static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock *msk, __u32 preference, __u64 now)
 {
-	struct walk walk = members_of(msk);
+	struct beginning beginning = {
+		.skb = skb,
+		.walk = members_of(msk),
+		.now = now,
+		.preference = preference,
+	};
 
-#pragma unroll 1
-	for (int i = 0; i < MAX_SUBFLOWS; i++) {
-		struct steered *steered;
-		struct ends ends = {};
-		struct tcp_sock *tp = next_socket(&walk, &ends);
-
-		if (!tp)
-			break;
-		if (!has_less_preferred_cap(&ends, preference))
-			continue;
-		steered = bpf_map_lookup_elem(&steered_subflows, &ends) ?: add_steered(tp, &ends, skb->ifindex);
-		if (!steered)
-			continue;
-		set_capped(steered, tp, true, now);
-		settle(skb, steered, tp, NULL, now);
-	}
+	bpf_loop(MAX_SUBFLOWS, begin_cap_of_member, &beginning, 0);
 }
 
 /* Whether a subflow may have the next pulse of its bucket, which has no debt from `from` on: not
