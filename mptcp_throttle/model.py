@@ -113,10 +113,14 @@ class Subflow:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """An MPTCP connection to the proxy with its live subflows, in the order in which they joined."""
+    """An MPTCP connection to the proxy with its live subflows, in the order in which they joined.
+
+    `port` is the proxy's port that has accepted it.
+    """
 
     token: Token
     version: int
+    port: int
     subflows: tuple[Subflow, ...]
 
 

@@ -1,8 +1,8 @@
 """What travels over JSON-RPC: connections as plain JSON objects, decoded once into the frozen model.
 
-`{"token": "1a2b3c4d", "version": 1, "subflows": [{"client": "10.1.0.2", "client_port": 40000, "proxy": "10.3.0.2",
-"proxy_port": 8080, "address_id": 0, "backup": false, "backup_at_join": false, "opened_at": 86400.25,
-"stalled": false}]}`
+`{"token": "1a2b3c4d", "version": 1, "port": 8080, "subflows": [{"client": "10.1.0.2", "client_port": 40000,
+"proxy": "10.3.0.2", "proxy_port": 8080, "address_id": 0, "backup": false, "backup_at_join": false,
+"opened_at": 86400.25, "stalled": false}]}`
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def encode_connection(connection: Connection) -> Json:
     return {
         "token": format_token(connection.token),
         "version": connection.version,
+        "port": connection.port,
         "subflows": [encode_subflow(subflow) for subflow in connection.subflows],
     }
 
@@ -62,6 +63,7 @@ def decode_connection(data: Json) -> Connection:
     return Connection(
         decode_token(data["token"]),
         int(data["version"]),
+        int(data["port"]),
         tuple(_decode_subflow(subflow) for subflow in data["subflows"]),
     )
 

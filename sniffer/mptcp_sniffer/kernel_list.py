@@ -40,6 +40,7 @@ _FIN: Final = 1
 _OF_ULP: Final = frozenset({_ULP_INFO_MPTCP})
 _OF_MPTCP: Final = frozenset({_TOKEN_LOC, _FLAGS, _ID_REM})
 _FLAGS_CAPABLE_OR_JOIN: Final = 0b1111  # MPTCP_SUBFLOW_FLAG_MCAP_REM, _MCAP_LOC, _JOIN_REM, _JOIN_LOC
+_FLAG_CAPABLE_BY_CLIENT: Final = 0b1  # MPTCP_SUBFLOW_FLAG_MCAP_REM
 _FLAG_BACKUP_BY_CLIENT, _FLAG_BACKUP_BY_PROXY = 0b01_0000, 0b10_0000  # MPTCP_SUBFLOW_FLAG_BKUP_REM, _BKUP_LOC
 
 
@@ -47,7 +48,7 @@ class ListedSubflow(NamedTuple):
     """A subflow as the kernel lists it; `address_id` is the client's, and so is `backup`.
 
     `stalled`: the retransmission timer has expired twice in a row; once is normal on a lossy path. `closing`: the proxy
-    has closed it, and not all queued data has been sent.
+    has closed it, and not all queued data has been sent. `is_first`: its SYN began the connection (MP_CAPABLE).
     """
 
     token: Token
@@ -56,6 +57,7 @@ class ListedSubflow(NamedTuple):
     stalled: bool = False
     closing: bool = False
     backup_by_proxy: bool = False
+    is_first: bool = False
 
 
 class KernelList(NamedTuple):
@@ -107,7 +109,8 @@ def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflo
         address_id = int.from_bytes(mptcp.get(_ID_REM, b""), sys.byteorder)
         stalled = tcp.timer == _TIMER_RETRANSMIT and tcp.retransmits >= _STALLED_RETRANSMITS
         by_client, by_proxy = bool(flags & _FLAG_BACKUP_BY_CLIENT), bool(flags & _FLAG_BACKUP_BY_PROXY)
-        yield ends, ListedSubflow(token, address_id, by_client, stalled, closed, by_proxy)
+        is_first = bool(flags & _FLAG_CAPABLE_BY_CLIENT)
+        yield ends, ListedSubflow(token, address_id, by_client, stalled, closed, by_proxy, is_first)
 
 
 def _unsent(tcp: TcpSocket) -> int:

@@ -108,8 +108,12 @@ class _LiveSubflow:
 
 @dataclass(slots=True)
 class _Tracked:
+    """`port` is that of the proxy which has accepted the connection; of one that is known from the kernel list without
+    its first subflow, that of any subflow."""
+
     token: Token
     version: int
+    port: int
     keys: Keys | None
     subflows: dict[Ends, _LiveSubflow] = field(default_factory=dict)
     orphaned_at: float = 0.0
@@ -291,7 +295,7 @@ class Tracker:
                 self.counters["connections_not_tracked"] += 1
                 return
             yield from self._close_all(self._connections[next(iter(self._unauthenticated))], at, "table full")
-        entry = _Tracked(opened.token, opened.version, opened.keys)
+        entry = _Tracked(opened.token, opened.version, opened.ends.proxy.port, opened.keys)
         self._connections[opened.token] = entry
         if opened.keys is None:
             self._unauthenticated[opened.token] = None
@@ -611,11 +615,13 @@ class Tracker:
             if len(self._connections) >= self._bounds.connections:
                 self.counters["connections_not_tracked"] += 1
                 return
-            entry = self._connections[token] = _Tracked(token, _LINUX_VERSION, None)
+            entry = self._connections[token] = _Tracked(token, _LINUX_VERSION, ends.proxy.port, None)
             self._report(EventKind.OPENED, at, entry, detail="in the kernel list")
             self._expect_other_ports(token)
         elif not self._reopen(entry, at):
             return
+        if listed.is_first:
+            entry.port = ends.proxy.port
         joined = self._handshakes.accepted_by_kernel(ends, token)
         if joined is None:
             live = _LiveSubflow(_unpack(ends), at, at, at, None, listed.address_id, backup_at_join=listed.backup)
@@ -636,7 +642,7 @@ class Tracker:
         if entry is None:
             return TableChange(token, None)
         subflows = tuple(live.subflow() for live in entry.subflows.values())
-        return TableChange(token, Connection(token, entry.version, subflows))
+        return TableChange(token, Connection(token, entry.version, entry.port, subflows))
 
     def _report_failed_join(self, joined: Joined, at: float, detail: str) -> None:
         if self.on_event is not None and self._start_of(joined.ends) != joined.start:

@@ -31,7 +31,7 @@ def subflow(client: str, port: int = 40000, *, backup: bool = False, at: float =
 
 
 def connection(number: int, *subflows: Subflow) -> Connection:
-    return Connection(Token(number), 1, subflows)
+    return Connection(Token(number), 1, subflows[0].ends.proxy.port if subflows else 8080, subflows)
 
 
 def client(number: int) -> Connection:

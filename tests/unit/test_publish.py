@@ -31,7 +31,7 @@ def ended(number: int) -> TableChange:
 
 def test_connection_is_equal_after_encoding_and_decoding() -> None:
     original = Connection(
-        Token(0xAB), 0, (*connection(0xAB).subflows, Subflow(ends("fd00:1::2", 5), 3, True, False, 1.25))
+        Token(0xAB), 0, 8080, (*connection(0xAB).subflows, Subflow(ends("fd00:1::2", 5), 3, True, False, 1.25))
     )
     assert encode_connection(original)["token"] == "000000ab"
     assert decode_connection(encode_connection(original)) == original

@@ -43,10 +43,11 @@ class Wire:
         trust: Trust = Trust.HANDSHAKE,
         *,
         steered: bool = False,
+        ports: tuple[int, ...] = (8080,),
     ) -> None:
         self.events: list[Event] = []
         bounds = Bounds(max_connections, max_half_open)
-        self.tracker = Tracker([8080], bounds, trust, self.events.append, steered=steered)
+        self.tracker = Tracker(ports, bounds, trust, self.events.append, steered=steered)
         self.table: dict[Token, Connection] = {}
         self.now = 1000.0
 
@@ -878,6 +879,25 @@ def test_subflow_that_the_proxy_has_opened_is_known_by_its_token(opened: Wire) -
     opened.listed(ETHERNET)
     assert opened.clients() == OVER_ETHERNET
     assert not opened.tracker.expects_other_ports
+
+
+def test_connection_has_the_port_that_accepted_it() -> None:
+    wire = Wire(ports=(8080, 8443))
+    announced = Ends(WIFI.ends.client, PackedEndpoint(WIFI.ends.proxy.address, 8443))
+    subflows = {
+        announced: ListedSubflow(TOKEN, 2, backup=False),
+        ETHERNET.ends: ListedSubflow(TOKEN, 0, backup=False, is_first=True),
+    }
+    wire.kernel_list(subflows)
+    assert wire.table[TOKEN].port == 8080
+    wire.now += 1
+    wire.kernel_list({announced: subflows[announced]})
+    assert [each.ends.proxy.port for each in wire.table[TOKEN].subflows] == [8443]
+    assert wire.table[TOKEN].port == 8080
+    captured = Wire(ports=(8080, 8443))
+    captured.open(ETHERNET)
+    captured.kernel_list(subflows | {ETHERNET.ends: subflows[ETHERNET.ends]._replace(is_first=False)})
+    assert captured.table[TOKEN].port == 8080
 
 
 @pytest.mark.parametrize("on_all_ports", [True, False])
