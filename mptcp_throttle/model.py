@@ -6,7 +6,7 @@ addresses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -289,8 +289,8 @@ class AccessNetwork:
     `preference` 1 is the most preferred. A cap applies while the same connection has, on a more preferred network, a
     live subflow that is neither backup nor stalled nor sick, by the bounds in `healthy`; a limit applies otherwise, and
     bounds the cap. A kind that `rates` does not have is unlimited. While a window of the `schedule` holds, its rates
-    replace these. For `provisional` seconds the first subflow of a
-    connection has the cap's pace, too.
+    replace these. For `provisional` seconds the first subflow of a connection has the cap's pace, too. It is a network
+    of all proxies, or of the one with the name `proxy`.
     """
 
     name: str
@@ -302,6 +302,7 @@ class AccessNetwork:
     client_prefix: ClientPrefix = ClientPrefix()
     healthy: Health = Health()
     schedule: Schedule = ()
+    proxy: str | None = None
 
     @property
     def kinds(self) -> frozenset[RateKind]:
@@ -313,3 +314,8 @@ class AccessNetwork:
         """The network with these rates in place of its own; None: it has no such rate."""
         changed = {**self.rates, **rates}
         return replace(self, rates={kind: rate for kind, rate in changed.items() if rate is not None})
+
+    def is_most_preferred(self, networks: Iterable[AccessNetwork]) -> bool:
+        """Whether none of `networks` that a connection may have besides this one is more preferred: no cap applies."""
+        beside = (network for network in networks if None in (self.proxy, network.proxy) or self.proxy == network.proxy)
+        return all(self.preference <= network.preference for network in beside)

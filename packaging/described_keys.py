@@ -25,6 +25,7 @@ _DOCUMENT: Final = re.compile(r"docs/(\S+\.md)")
 _EITHER: Final = {
     "proxy.interface": "proxy.interfaces",
     "proxy.interfaces": "proxy.interface",
+    "proxies": "proxy",
     "subnets": "subnets_file",
     "subnets_file": "subnets",
 }
@@ -53,8 +54,10 @@ def _described(file: Path, schema: type[Section], restarts: Callable[[str], tupl
         if words != entry.lines and any(map(restarts, paths)):
             raise ValueError(f"{file}: {paths[0]}: a reload does not apply it")
         lines += [*([""] if lines else []), f"### {', '.join(paths)}", ""]
-        if settings[0].value is not None or len(settings) > 1:
-            lines += [*_facts(settings, schema, yaml.safe_load(text), restarts(paths[0])), ""]
+        values = [setting for setting in settings if not _is_section(schema, setting.path)]
+        if values:
+            is_part = len(values) < len(settings)
+            lines += [*_facts(values, schema, yaml.safe_load(text), restarts(paths[0]), is_part=is_part), ""]
         lines += [_DOCUMENT.sub(r"[\1](../\1)", line) for line in prose(words)]
     missing = set(_leaves(schema)) - named
     if missing:
@@ -67,6 +70,16 @@ def _with_alternatives(entry: Entry) -> Iterator[Setting]:
         yield setting
         if setting.path == "proxy.interface":
             yield Setting(_EITHER[setting.path], None)
+        if setting == Setting("proxy", None):
+            yield Setting("proxies", None)
+
+
+def _is_section(schema: type[Section], path: str) -> bool:
+    *outer, key = path.split(".")
+    for name in outer:
+        schema = schema.model_fields[name].annotation  # type: ignore[assignment]
+    annotation = schema.model_fields[key].annotation
+    return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 def _leaves(schema: type[Section], above: str = "") -> Iterator[str]:
@@ -77,14 +90,19 @@ def _leaves(schema: type[Section], above: str = "") -> Iterator[str]:
             yield f"{above}{name}"
 
 
-def _facts(settings: list[Setting], schema: type[Section], data: Json, restart: tuple[str, ...]) -> list[str]:
-    """The default, what is allowed, and what applies a change: in one line if all `settings` have that in common."""
+def _facts(
+    settings: list[Setting], schema: type[Section], data: Json, restart: tuple[str, ...], *, is_part: bool
+) -> list[str]:
+    """The default, what is allowed, and what applies a change: in one line if all `settings` have that in common.
+
+    `is_part`: the entry explains more than these settings.
+    """
     change = f"restart {', '.join(restart)}" if restart else "reload"
     facts = []
     for setting in settings:
         allowed = _short(with_named_units(_allowed(schema, data, setting.path)))
         facts.append(f"{_default(schema, setting)}; {allowed}; {change}")
-    if len(set(facts)) == 1:
+    if len(set(facts)) == 1 and not is_part:
         return facts[:1]
     return [f"* {code(setting.path)}: {fact}" for setting, fact in zip(settings, facts, strict=True)]
 
@@ -127,7 +145,7 @@ def _default(schema: type[Section], setting: Setting) -> str:
     for name in outer:
         schema = schema.model_fields[name].annotation  # type: ignore[assignment]
     field = schema.model_fields[key]
-    if setting.path in _EITHER and not field.default:
+    if setting.path in _EITHER and not field.get_default(call_default_factory=True):
         return f"this or {code(_EITHER[setting.path])} is required"
     if field.is_required():
         return "required"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import Self
 
@@ -66,6 +67,7 @@ class Services:
     """`mptcp-sniffer`, `mptcp-throttled` and `mptcp-throttle` on the host `proxy`, with a configuration of their own.
 
     As a context manager: both services run and are connected inside the block, and have ended after it.
+    `ports` are those of the proxy, or of several by their names.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Services:
         *,
         interfaces: Sequence[str] = ("eth0",),
         linger: str = "2s",
-        ports: Sequence[int | str] = (PORT,),
+        ports: Sequence[int | str] | Mapping[str, Sequence[int | str]] = (PORT,),
         sniffer: Mapping[str, object] | None = None,
         daemon: Mapping[str, object] | None = None,
         log_level: LogLevel = LogLevel.INFO,
@@ -92,7 +94,7 @@ class Services:
         self._write(
             self.config,
             {
-                "proxy": {"interfaces": list(interfaces), "ports": list(ports)},
+                **_proxies(interfaces, ports),
                 "sniffer": dict(sniffer or {}),
                 "daemon": {"linger": linger, **(daemon or {})},
                 "log_level": str(log_level),
@@ -125,8 +127,14 @@ class Services:
                     "provisional": f"{network.provisional}s" if network.provisional else None,
                     "client_prefix": asdict(network.client_prefix),
                     "healthy": {str(key): text for key, text in network.healthy.texts.items()},
+                    "proxy": network.proxy,
                 },
             )
+
+    def configure_ports(self, ports: Mapping[str, Sequence[int | str]], interfaces: Sequence[str] = ("eth0",)) -> None:
+        """Change the ports of several proxies; the services read them at a restart."""
+        config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        self._write(self.config, {**config, **_proxies(interfaces, ports)})
 
     def configure_daemon(self, **settings: object) -> None:
         """Change settings of the section `daemon`; the daemon reads them at a reload or a restart."""
@@ -306,3 +314,12 @@ class Services:
     @staticmethod
     def _write(path: Path, data: dict[str, Any]) -> None:
         path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+
+def _proxies(
+    interfaces: Sequence[str], ports: Sequence[int | str] | Mapping[str, Sequence[int | str]]
+) -> dict[str, object]:
+    if not isinstance(ports, Mapping):
+        return {"proxy": {"interfaces": list(interfaces), "ports": list(ports)}}
+    named = {name: {"interfaces": list(interfaces), "ports": list(each)} for name, each in ports.items()}
+    return {"proxies": named}

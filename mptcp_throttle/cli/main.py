@@ -236,6 +236,7 @@ def _check_config(options: argparse.Namespace) -> None:
         "valid": True,
         "interfaces": list(config.proxy.interfaces),
         "ports": config.proxy.ports.items,
+        "proxies": list(filter(None, config.proxies.by_name)),
         "networks": [network.name for network in config.networks],
     }
     _print(options, summary, tables.show_check)

@@ -63,6 +63,7 @@ _OUTCOMES: Final = {
     Outcome.BACK_UP: ("written", "would be written, after a backup"),
     Outcome.KEEP: ("has been edited, and was kept; proposed:", "has been edited, and would be kept; proposed:"),
 }
+_KEEPS_PROXIES: Final = "the configuration has proxies: setup changes neither their interfaces nor their ports"
 
 
 class Result(NamedTuple):
@@ -84,7 +85,9 @@ def set_up(options: argparse.Namespace) -> Result:
     drop_in = None if options.server_drop_in is None else _drop_in(options.server_drop_in, facts)
     files = [NewFile(options.config, text, shipped(MAIN_FILE)), *(() if drop_in is None else drop_in.files)]
     of_drop_in = () if drop_in is None else drop_in.notes
-    notes = [*proposal.notes, *of_drop_in, *_kernel_notes(options.config, loaded(text))]
+    config = loaded(text)
+    kept = [_KEEPS_PROXIES] if config.proxies.are_named else []
+    notes = [*proposal.notes, *of_drop_in, *kept, *_kernel_notes(options.config, config)]
     steps = next_steps(
         facts,
         with_files(_ROOT, proposal.plain_servers),
@@ -96,7 +99,9 @@ def set_up(options: argparse.Namespace) -> Result:
     data = {
         "dry_run": options.dry_run,
         "values": [
-            {"key": ".".join(value.keys), "value": value.text, "reason": value.reason} for value in proposal.values
+            {"key": ".".join(value.keys), "value": value.text, "reason": value.reason}
+            for value in proposal.values
+            if not (kept and value.keys[0] == "proxy")
         ],
         "files": written,
         "notes": notes,

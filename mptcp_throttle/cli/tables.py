@@ -169,10 +169,13 @@ def _show_networks(console: Console, networks: Json) -> None:
     rates = [(direction, kind) for direction, kind in _RATES if has_uplinks or direction != _UPLINK]
     names = [f"{direction} {kind}" if direction == _UPLINK else kind for direction, kind in rates]
     flows = ("subflows", "throttled", "sends", "receives", "sent throttled", "held back")
-    table = Table("network", "preference", *names, "per", *flows, "subnets", box=None)
+    has_proxies = any(network["proxy"] for network in networks)
+    proxy = ["proxy"] if has_proxies else []
+    table = Table("network", *proxy, "preference", *names, "per", *flows, "subnets", box=None)
     for network in networks:
         table.add_row(
             network["name"],
+            *([network["proxy"] or "all"] if has_proxies else []),
             str(network["preference"]),
             *(_rate(network["rates"][direction][kind]) for direction, kind in rates),
             network["per"],
@@ -379,8 +382,9 @@ def show_plan(data: Json) -> None:
 
 def show_check(data: Json) -> None:
     """The result of `check-config`."""
+    proxies = f" proxies {', '.join(data['proxies'])}," if data["proxies"] else ""
     output_console().print(
         f"{data['file']}: valid: {_interfaces(data['interfaces'])}, ports [{', '.join(map(str, data['ports']))}],"
-        f" networks {', '.join(data['networks'])}",
+        f"{proxies} networks {', '.join(data['networks'])}",
         markup=False,
     )

@@ -9,6 +9,7 @@ from typing import Final
 from mptcp_throttle.config.schema import RATE_KEYS, Config
 from mptcp_throttle.config.yaml_file import dotted
 from mptcp_throttle.model import AccessNetwork, Network
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttle.units import format_share
 
 SNIFFER: Final = "mptcp-sniffer"
@@ -90,8 +91,7 @@ def _settings(config: Config) -> dict[str, object]:
     # Not those of `web`: another service reads them, at its start.
     sections = {"sniffer": config.sniffer, "daemon": config.daemon, "metrics": config.metrics}
     return {
-        "proxy.interfaces": config.proxy.interfaces,
-        "proxy.ports": config.proxy.ports,
+        **_proxy_settings(config.proxies),
         **{f"{name}.{key}": value for name, section in sections.items() for key, value in section},
         "log_level": config.log_level,
         "time_zone": config.time_zone,
@@ -100,6 +100,13 @@ def _settings(config: Config) -> dict[str, object]:
         # The name only: where it stands in the file is no setting.
         "socket_group": None if config.socket_group is None else config.socket_group.name,
     }
+
+
+def _proxy_settings(proxies: Proxies) -> dict[str, object]:
+    if proxies.are_named:
+        ports = (f"{name}: {each.ports} on {', '.join(each.interfaces)}" for name, each in proxies.by_name.items())
+        return {"proxy.interfaces": None, "proxy.ports": None, "proxies": "; ".join(ports)}
+    return {"proxy.interfaces": proxies.together.interfaces, "proxy.ports": proxies.together.ports, "proxies": None}
 
 
 def services_to_restart(key: str) -> tuple[str, ...]:

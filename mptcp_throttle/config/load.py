@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from mptcp_throttle.config.schema import (
+    MAX_INTERFACES,
+    MAX_PORT_ITEMS,
     NETWORKS_DIRECTORY,
     RATE_KEYS,
     Config,
     NetworkFile,
-    Proxy,
+    ProxySection,
     RunDirectoryFile,
     ServiceFile,
     SocketGroup,
@@ -23,7 +25,7 @@ from mptcp_throttle.config.schema import (
 )
 from mptcp_throttle.config.subnets import read_subnets
 from mptcp_throttle.config.validation import is_text, validate
-from mptcp_throttle.config.yaml_file import KeyPath, YamlFile, read_yaml
+from mptcp_throttle.config.yaml_file import KeyPath, YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import (
     AccessNetwork,
@@ -34,6 +36,7 @@ from mptcp_throttle.model import (
     RateKind,
 )
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies, Proxy
 from mptcp_throttle.schedule import never_holds
 from mptcp_throttle.units import Rate, format_share
 
@@ -41,10 +44,11 @@ DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
 _MOST_PROBLEMS: Final = 10
 _MOST_SUBNETS: Final = 65_535
-"""Of all networks together. The map of the kernel program has room for twice as many, and `0.0.0.0/0` twice."""
+"""Of all networks together; those of all proxies count once for each. The map of the kernel program has room for twice
+as many, and `0.0.0.0/0` of each proxy."""
 
 _IS_TAKEN: Final = (
-    "is a subnet of network {} too ({}); allowed: each subnet in one network (those with longer prefixes come first)"
+    "is a subnet of network {} too ({}); allowed: each subnet in one network{} (those with longer prefixes come first)"
 )
 
 _KERNEL_PROGRAM: Final = "daemon.pacing: true and sniffer.kernel_view: true"
@@ -62,17 +66,18 @@ def load_config(path: Path, network_files: Sequence[Path] | None = None) -> Conf
     service = _attempt(problems, validate, ServiceFile, service_file)
     if service is not None:
         problems += [
-            *_interfaces(service, service_file),
+            *_proxies(service, service_file),
             *_classifier(service, service_file),
             *_control_group(service, service_file),
             *_web(service, service_file),
         ]
-    networks = _attempt(problems, _networks, service_file, network_files)
+    names = None if service is None else tuple(service.proxies)
+    networks = _attempt(problems, _networks, service_file, network_files, names)
     if problems or service is None or networks is None:
         raise ConfigError(problems)
     group = service.socket_group
     return Config(
-        proxy=Proxy(_interface_names(service), Ports(service.proxy.ports)),
+        proxies=Proxies(_by_name(service)),
         sniffer=service.sniffer,
         daemon=service.daemon,
         metrics=service.metrics,
@@ -120,20 +125,62 @@ def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -
         return None
 
 
-def _interface_names(service: ServiceFile) -> tuple[str, ...]:
-    proxy = service.proxy
+def _by_name(service: ServiceFile) -> dict[str | None, Proxy]:
+    # Their order in the file means nothing.
+    sections = sorted(service.proxies.items()) if service.proxies else [(None, service.proxy)]
+    return {name: Proxy(_interface_names(proxy), Ports(proxy.ports)) for name, proxy in sections}
+
+
+def _interface_names(proxy: ProxySection) -> tuple[str, ...]:
     return proxy.interfaces if proxy.interface is None else (proxy.interface, *proxy.interfaces)
 
 
-def _interfaces(service: ServiceFile, file: YamlFile) -> list[str]:
-    proxy = service.proxy
-    if not _interface_names(service):
-        return [f"{file.where(('proxy',))}: proxy.interface: is required; for several: proxy.interfaces"]
-    where = f"{file.place('proxy', 'interfaces')}: {', '.join(proxy.interfaces)}"
+def _proxies(service: ServiceFile, file: YamlFile) -> list[str]:
+    if not service.proxy.ports and not service.proxies:
+        return [f"{file.where(())}: proxy: is required; for several proxies: proxies"]
+    if service.proxy.ports and service.proxies:
+        place = f"{file.place('proxies')}: {', '.join(service.proxies)}"
+        return [f"{place}: is given besides proxy; allowed: one of the two"]
+    sections: dict[KeyPath, ProxySection] = {("proxies", name): proxy for name, proxy in service.proxies.items()}
+    sections = sections or {("proxy",): service.proxy}
+    problems = [problem for keys, proxy in sections.items() for problem in _interfaces(proxy, file, keys)]
+    return problems or [*_same_ports(service, file), *_too_many(service, file)]
+
+
+def _interfaces(proxy: ProxySection, file: YamlFile, keys: KeyPath) -> list[str]:
+    key = dotted(keys)
+    if not _interface_names(proxy):
+        return [f"{file.where(keys)}: {key}.interface: is required; for several: {key}.interfaces"]
     if proxy.interface is not None and proxy.interfaces:
-        return [f"{where}: is given besides proxy.interface; allowed: one of the two"]
-    if service.daemon.backend is BackEnd.OVS and len(proxy.interfaces) > 1:
-        return [f"{where}: daemon.backend: ovs has one port; allowed: one interface"]
+        where = f"{file.place(*keys, 'interfaces')}: {', '.join(proxy.interfaces)}"
+        return [f"{where}: is given besides {key}.interface; allowed: one of the two"]
+    return []
+
+
+def _same_ports(service: ServiceFile, file: YamlFile) -> Iterator[str]:
+    earlier: dict[str, Ports] = {}
+    for name, proxy in service.proxies.items():
+        for index, ports in enumerate(proxy.ports):
+            for owner, taken in earlier.items():
+                common = taken & Ports((ports,))
+                if common:
+                    place = file.place("proxies", name, "ports", index)
+                    yield f"{place}: {common}: belongs to proxy {owner}; allowed: each port in one proxy"
+        earlier[name] = Ports(proxy.ports)
+
+
+def _too_many(service: ServiceFile, file: YamlFile) -> list[str]:
+    """What the bounds of a single proxy are for all together."""
+    sections = list(service.proxies.values()) or [service.proxy]
+    interfaces = dict.fromkeys(name for proxy in sections for name in _interface_names(proxy))
+    items = sum(len(proxy.ports) for proxy in sections)
+    place = file.place("proxies") if service.proxies else file.place("proxy", "interfaces")
+    if service.daemon.backend is BackEnd.OVS and len(interfaces) > 1:
+        return [f"{place}: {', '.join(interfaces)}: daemon.backend: ovs has one port; allowed: one interface"]
+    if len(interfaces) > MAX_INTERFACES:
+        return [f"{place}: {len(interfaces)} interfaces of all proxies; allowed: up to {MAX_INTERFACES}"]
+    if items > MAX_PORT_ITEMS:
+        return [f"{place}: {items} ports and ranges of all proxies; allowed: up to {MAX_PORT_ITEMS}"]
     return []
 
 
@@ -219,14 +266,19 @@ class _Loaded(NamedTuple):
     places: Mapping[Network, _Place]
 
 
-def _networks(service_file: YamlFile, files: Sequence[Path] | None) -> tuple[AccessNetwork, ...]:
+def _networks(
+    service_file: YamlFile, files: Sequence[Path] | None, proxies: tuple[str, ...] | None
+) -> tuple[AccessNetwork, ...]:
+    """All networks; `proxies` are the names of the proxies, None if they cannot be read."""
     problems: list[str] = []
     paths = _network_files(service_file) if files is None else files
     read = [_attempt(problems, _network, path) for path in paths]
     loaded = [item for item in read if item is not None]
+    if proxies is not None:
+        problems += _unknown_proxies(loaded, proxies, service_file.path)
     if not problems:
         problems += _idle_caps(loaded)
-    problems += [*_same_names(loaded), *_same_subnets(loaded)]
+    problems += [*_same_names(loaded), *_same_subnets(loaded, proxies or ())]
     if problems:
         raise ConfigError(problems)
     return tuple(sorted((item.network for item in loaded), key=lambda n: (n.preference, n.name)))
@@ -300,13 +352,13 @@ def _places(file: YamlFile, raw: NetworkFile) -> dict[Network, _Place]:
 
 
 def _idle_caps(loaded: list[_Loaded]) -> list[str]:
-    most_preferred = min(item.network.preference for item in loaded)
+    networks = [item.network for item in loaded]
     problem = "never applies on a most preferred network; allowed: null, or limit instead"
     return [
         f"{file.place(*key)}: {cap}: {problem}"
         for file, network, _ in loaded
         for key, kind, cap in _all_rates(network)
-        if kind.is_cap and network.preference == most_preferred
+        if kind.is_cap and network.is_most_preferred(networks)
     ]
 
 
@@ -321,19 +373,31 @@ def _same_names(loaded: list[_Loaded]) -> Iterator[str]:
         names.setdefault(network.name, file)
 
 
-def _same_subnets(loaded: list[_Loaded]) -> list[str]:
+def _unknown_proxies(loaded: list[_Loaded], proxies: tuple[str, ...], service_file: Path) -> Iterator[str]:
+    for file, network, _ in loaded:
+        if network.proxy is not None and network.proxy not in proxies:
+            allowed = ", ".join(["null", *proxies])
+            yield f"{file.place('proxy')}: {network.proxy}: is not in proxies of {service_file}; allowed: {allowed}"
+
+
+def _same_subnets(loaded: list[_Loaded], proxies: tuple[str, ...]) -> list[str]:
     """A line per subnet of two networks, up to a bound; and a line if all networks together have too many."""
     problems: list[str] = []
-    owners: dict[Network, _Loaded] = {}
+    owners: dict[tuple[str | None, Network], _Loaded] = {}
+    of_each = " of a proxy" if proxies else ""
     for item in loaded:
+        concerned = (proxies or (None,)) if item.network.proxy is None else (item.network.proxy,)
         for subnet, place in item.places.items():
-            owner = owners.setdefault(subnet, item)
-            if owner is not item:
-                taken = _IS_TAKEN.format(owner.network.name, owner.places[subnet].where)
+            known = [owners.setdefault((proxy, subnet), item) for proxy in concerned]
+            owner = next((each for each in known if each is not item), None)
+            if owner is not None:
+                taken = _IS_TAKEN.format(owner.network.name, owner.places[subnet].where, of_each)
                 problems.append(f"{place.named}: {subnet}: {taken}")
     if len(problems) > _MOST_PROBLEMS:
         rest = len(problems) - _MOST_PROBLEMS
-        problems[_MOST_PROBLEMS:] = [f"{rest} more subnets are in two networks; allowed: each subnet in one network"]
+        problems[_MOST_PROBLEMS:] = [
+            f"{rest} more subnets are in two networks; allowed: each subnet in one network{of_each}"
+        ]
     if len(owners) > _MOST_SUBNETS:
         where = loaded[0].file.path.parent
         problems.append(f"{where}: {len(owners)} subnets in all networks together; allowed: up to {_MOST_SUBNETS}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 from zoneinfo import TZPATH, ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator, ConfigDict, Field
 
 from mptcp_throttle.config.password_hash import PasswordHash
 from mptcp_throttle.config.subnets import parse_subnet
@@ -25,7 +25,9 @@ from mptcp_throttle.config.validation import (
     RateOrNull,
     Section,
     each_once,
+    is_name,
     list_of,
+    mapping_of,
     one_of,
     parsed_by,
     text_that,
@@ -49,7 +51,8 @@ from mptcp_throttle.model import (
     Trust,
     Window,
 )
-from mptcp_throttle.ports import Ports, parse_range
+from mptcp_throttle.ports import parse_range
+from mptcp_throttle.proxies import MAX_PROXIES, Proxies, Proxy
 from mptcp_throttle.units import Rate, parse_duration, parse_share, parse_size
 from mptcp_throttle.when import When
 
@@ -74,8 +77,9 @@ _MASKS: Final = "allowed: 8 to 16 adjacent bits of 32, such as 0xffff0000"
 _MAX_CONTROL_GROUP: Final = 0.5
 _UNLIMITED: Final = "unlimited"
 _MAX_WINDOWS: Final = 64
+MAX_INTERFACES: Final = 16
 MAX_PORT_ITEMS: Final = 64
-"""The most ports and ranges. Each makes the programs that select packets longer (`cbpf.jump_by_port`)."""
+"""The most ports and ranges of all proxies. Each makes the programs that select packets longer (`jump_by_port`)."""
 _HOST_NAME: Final = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII
 )
@@ -172,7 +176,9 @@ class ProxySection(Section):
     """
 
     interface: InterfaceName | None = None
-    interfaces: Annotated[tuple[InterfaceName, ...], list_of("interfaces", 16), AfterValidator(each_once)] = ()
+    interfaces: Annotated[
+        tuple[InterfaceName, ...], list_of("interfaces", MAX_INTERFACES), AfterValidator(each_once)
+    ] = ()
     ports: Annotated[
         tuple[Annotated[range, parsed_by(parse_range)], ...],
         list_of("ports and ranges", MAX_PORT_ITEMS),
@@ -180,12 +186,8 @@ class ProxySection(Section):
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    """Where clients reach the proxy: at least one interface, and TCP ports."""
-
-    interfaces: tuple[str, ...]
-    ports: Ports
+_NO_PROXY: Final = ProxySection.model_construct(ports=())
+"""In place of `proxy` where it is not given."""
 
 
 class SnifferSection(Section):
@@ -251,9 +253,10 @@ class WebSection(Section):
 
 
 class ServiceFile(Section):
-    """mptcp-throttle.yaml."""
+    """mptcp-throttle.yaml: `load_config` makes `Proxies` of `proxy` or `proxies`, of which one is given."""
 
-    proxy: ProxySection
+    proxy: ProxySection = _NO_PROXY
+    proxies: Annotated[dict[Name, ProxySection], mapping_of("proxies", MAX_PROXIES)] = Field(default_factory=dict)
     sniffer: SnifferSection = SnifferSection()
     daemon: DaemonSection = DaemonSection()
     metrics: MetricsSection = MetricsSection()
@@ -349,6 +352,7 @@ class NetworkFile(RatesSection):
     provisional: Annotated[float, parsed_by(parse_duration, or_null=True)] | None = None
     healthy: HealthSection = HealthSection()
     schedule: Annotated[tuple[WindowSection, ...], list_of("windows", _MAX_WINDOWS, least=0)] = ()
+    proxy: Annotated[str, text_that(is_name, "the name of a proxy in mptcp-throttle.yaml, or null")] | None = None
 
     def with_subnets(self, subnets: Iterable[Network]) -> AccessNetwork:
         """The access network that it configures, with all its subnets, those of `subnets_file` too."""
@@ -362,6 +366,7 @@ class NetworkFile(RatesSection):
             ClientPrefix(self.client_prefix.ipv4, self.client_prefix.ipv6),
             Health(self.healthy.rtt, self.healthy.loss, self.healthy.rate),
             tuple(section.window for section in self.schedule),
+            self.proxy,
         )
 
 
@@ -404,7 +409,7 @@ class Sockets:
 class Config:
     """A valid configuration. Networks are ordered by preference, then name."""
 
-    proxy: Proxy
+    proxies: Proxies
     sniffer: SnifferSection
     daemon: DaemonSection
     metrics: MetricsSection
@@ -415,6 +420,11 @@ class Config:
     state_directory: Path
     socket_group: SocketGroup | None
     networks: tuple[AccessNetwork, ...]
+
+    @property
+    def proxy(self) -> Proxy:
+        """Where clients reach any of the proxies."""
+        return self.proxies.together
 
     @property
     def sockets(self) -> Sockets:

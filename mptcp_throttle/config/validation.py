@@ -82,12 +82,28 @@ def text_that(is_allowed: Callable[[str], object], allowed: str) -> PlainValidat
     return PlainValidator(validate)
 
 
+def is_name(text: str) -> bool:
+    """Whether it can be the name of an access network or of a proxy."""
+    return re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", text) is not None
+
+
 def list_of(noun: str, most: int, least: int = 1) -> BeforeValidator:
     """A validator: a list of `least` to `most` items, called `noun`."""
 
     def validate(value: object) -> object:
         if not isinstance(value, list) or not least <= len(value) <= most:
             raise ValueError(f"allowed: a list of {least} to {most} {noun}")
+        return value
+
+    return BeforeValidator(validate)
+
+
+def mapping_of(noun: str, most: int) -> BeforeValidator:
+    """A validator: a mapping with 1 to `most` names of items, called `noun`."""
+
+    def validate(value: object) -> object:
+        if not isinstance(value, dict) or not 1 <= len(value) <= most:
+            raise ValueError(f"allowed: 1 to {most} {noun} by their names")
         return value
 
     return BeforeValidator(validate)
@@ -103,9 +119,7 @@ def each_once(values: tuple[_T, ...]) -> tuple[_T, ...]:
 RateOrNull = Annotated[Rate, parsed_by(Rate.parse, or_null=True)] | None
 DurationText = Annotated[float, parsed_by(parse_duration)]
 Flag = Annotated[bool, PlainValidator(_flag)]
-Name = Annotated[
-    str, text_that(re.compile(r"[a-z0-9][a-z0-9_-]{0,31}").fullmatch, "up to 32 of a-z, 0-9, - and _, no - or _ first")
-]
+Name = Annotated[str, text_that(is_name, "up to 32 of a-z, 0-9, - and _, no - or _ first")]
 
 
 class Section(BaseModel):

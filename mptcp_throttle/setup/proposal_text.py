@@ -51,8 +51,11 @@ def proposed_text(proposal: Proposal, present: str | None) -> str:
 def _with(text: str, proposal: Proposal, default: str) -> str | None:
     is_edited = text != default
     try:
-        loaded(text)
+        has_proxies = loaded(text).proxies.are_named
         for value in proposal.values:
+            # What several proxies have is not proposed.
+            if has_proxies and value.keys[0] == "proxy":
+                continue
             wanted = _comparable(yaml.safe_load(value.text))
             by_default = _present(default, value)
             present = _present(text, value)

@@ -297,6 +297,13 @@ def test_networks_and_clients_have_what_was_throttled_and_held_back(daemon: Cann
     eventually(lambda: page.shows(line, "#client-tables"), "the client's")
 
 
+def test_network_of_a_proxy_says_so(daemon: CannedDaemon, page: PageInBrowser) -> None:
+    name = page.tab.locator("#network-rows th")
+    eventually(lambda: name.inner_text() == "lte", "of all proxies")
+    daemon.top["networks"][0]["proxy"] = "guests"
+    eventually(lambda: name.inner_text() == "lte (proxy guests)", "of one")
+
+
 def test_chart_has_its_colour_although_answers_overtake_the_history(daemon: CannedDaemon, page: PageInBrowser) -> None:
     waiting: list[Route] = []
     hour = re.compile(r"/api/history\?.*seconds=3600")

@@ -8,6 +8,7 @@ from feature_release import released
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Topology, build
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.discards import DiscardPrevention
 from mptcp_throttled.vocabulary.features import Situation
 
@@ -16,7 +17,7 @@ def test_missing_tcx_is_named_as_the_problem() -> None:
     with (
         build(Topology()) as lab,
         in_namespace(lab.proxy.namespace),
-        released(DiscardPrevention(("eth0",), Ports.of([8080]))) as prevention,
+        released(DiscardPrevention(Proxies.only(Ports.of([8080]), ("eth0",)))) as prevention,
     ):
         prevention.follow(Situation((ETHERNET,)))
         assert prevention.state.problem is not None

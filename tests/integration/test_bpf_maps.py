@@ -9,7 +9,7 @@ import pytest
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfMap, BpfObject
-from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import ONE_PROXY
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings
 
 VALUE = b"abcd"
@@ -21,7 +21,7 @@ def key(number: int) -> bytes:
 
 @pytest.fixture
 def classes() -> Iterator[BpfMap]:
-    with closing(BpfObject(OBJECTS / "throttle.bpf.o", pack_settings(0, Ports(), 0))) as loaded:
+    with closing(BpfObject(OBJECTS / "throttle.bpf.o", pack_settings(0, ONE_PROXY, 0))) as loaded:
         yield loaded.map("classes")
 
 

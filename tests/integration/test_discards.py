@@ -37,6 +37,7 @@ from mptcp_lab.topology import ETHERNET, WIFI, Family, Lab, Topology, build
 from mptcp_throttle.linux.libbpf import AttachType
 from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel import discards as discard_prevention
 from mptcp_throttled.kernel.discards import DiscardPrevention, DiscardPrograms
 from mptcp_throttled.kernel.interfaces import find_interface
@@ -106,7 +107,7 @@ def attached(lab: Lab) -> Iterator[DiscardPrograms]:
     """The programs at the proxy's interface."""
     with ExitStack() as open_links:
         with in_namespace(lab.proxy.namespace):
-            program = open_links.enter_context(closing(DiscardPrograms(Ports.of([PORT]))))
+            program = open_links.enter_context(closing(DiscardPrograms(Proxies.only(Ports.of([PORT])))))
             program.set_networks((CLIENTS,))
             for link in program.attach(find_interface("eth0")):
                 open_links.callback(os.close, link)
@@ -266,7 +267,7 @@ def last_ack(lab: Lab, family: Family = 4, network: AccessNetwork = CLIENTS) -> 
         with (
             tcp_dropped(lab.client),
             in_namespace(lab.proxy.namespace),
-            closing(DiscardPrograms(Ports.of([PORT]))) as program,
+            closing(DiscardPrograms(Proxies.only(Ports.of([PORT])))) as program,
         ):
             program.set_networks((network,))
             # Before MPTCP raises the window of the socket, as it may when it sends.
@@ -366,7 +367,7 @@ def windows_of_syns(lab: Lab, family: Family) -> dict[str, int]:
     ends = {"src": str(lab.client.address(ETHERNET, family)), "dst": str(lab.proxy_address(family))}
     header = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02") / (IP(**ends) if family == 4 else IPv6(**ends))
     windows = {}
-    with in_namespace(lab.proxy.namespace), closing(DiscardPrograms(Ports.of([PORT]))) as program:
+    with in_namespace(lab.proxy.namespace), closing(DiscardPrograms(Proxies.only(Ports.of([PORT])))) as program:
         program.set_networks((CLIENTS,))
         for name, (options, payload, _) in SYNS.items():
             tcp = TCP(sport=30000, dport=PORT, flags="S", window=8192, options=list(options))
@@ -508,7 +509,7 @@ def test_prevention_follows_networks_and_interfaces(lab: Lab, monkeypatch: pytes
     monkeypatch.setattr(discard_prevention, "_LOOK_SECONDS", 0.0)
     with in_namespace(lab.proxy.namespace):
         networks = (CLIENTS,)
-        with released(DiscardPrevention(("eth0", "late"), Ports.of([PORT]))) as prevention:
+        with released(DiscardPrevention(Proxies.only(Ports.of([PORT]), ("eth0", "late")))) as prevention:
             prevention.follow(Situation(networks))
             assert (prevention.state.problem, attached_programs(lab)) == (None, ATTACHED)
             lab.proxy.ip(["link add late type veth peer name other"])

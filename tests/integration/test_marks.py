@@ -28,6 +28,7 @@ from mptcp_lab.sdn.open_vswitch import OpenVswitch
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import ClassifierKind, Endpoint, FourTuple
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.classes.choice import choose_classifier
 from mptcp_throttled.kernel.classes.classifier import Classifier
 from mptcp_throttled.kernel.classes.nft import NftClassifier
@@ -78,7 +79,7 @@ def use(host: Host) -> Iterator[Use]:
 def sockets() -> Iterator[PacedSockets]:
     """The kernel program on a cgroup without a process."""
     with own_cgroup() as cgroup:
-        sockets = PacedSockets(Ports.of(PORTS), cgroup)
+        sockets = PacedSockets(Proxies.only(Ports.of(PORTS)), cgroup)
         sockets.follow(Situation())
         assert sockets.is_attached
         yield sockets

@@ -42,6 +42,7 @@ from mptcp_lab.throttled import Client
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
 from mptcp_throttle.model import RateKind
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 
@@ -78,10 +79,11 @@ import subprocess
 import time
 from pathlib import Path
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.vocabulary.features import Situation
 mounts = subprocess.run(["findmnt", "-rno", "TARGET", "-t", "cgroup2"], capture_output=True, text=True).stdout
-sockets = PacedSockets(Ports.of([8080]), Path(mounts.split()[0]))
+sockets = PacedSockets(Proxies.only(Ports.of([8080])), Path(mounts.split()[0]))
 sockets.follow(Situation())
 print("attached" if sockets.is_attached else "not attached", flush=True)
 time.sleep(60)
@@ -260,7 +262,7 @@ def test_sockets_are_freed_although_the_kernel_refuses_at_first(world: ProxyWorl
     world.begin_paced()
     world.daemon.kill()
     with refused("bpf object load", number=errno.EPERM, times=3), in_namespace(world.proxy.namespace):
-        assert PacedSockets(Ports.of([PORT])).free_sockets() == 0
+        assert PacedSockets(Proxies.only(Ports.of([PORT]))).free_sockets() == 0
     assert world.paced() == 0
 
 

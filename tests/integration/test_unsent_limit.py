@@ -21,6 +21,7 @@ from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI, ClientSpec, Lab, Topology
 from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 
@@ -246,5 +247,5 @@ def test_sockets_are_freed_although_the_kernel_refuses_at_first(
     eventually(lambda: limits().first == (ONE_SEGMENT,), "limited")
     world.daemon.kill()
     with refused("bpf", number=errno.ENOMEM, times=3), in_namespace(world.proxy.namespace):
-        assert PacedSockets(Ports.of([PORT])).free_sockets() == 0
+        assert PacedSockets(Proxies.only(Ports.of([PORT]))).free_sockets() == 0
     assert limits().first == (untouched,)

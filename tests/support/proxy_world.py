@@ -347,7 +347,7 @@ def configured(
     on: Hosts,
     networks: Sequence[AccessNetwork] = WIFI_FIRST,
     daemon: Mapping[str, object] | None = None,
-    ports: Sequence[int | str] = (PORT,),
+    ports: Sequence[int | str] | Mapping[str, Sequence[int | str]] = (PORT,),
     interfaces: Sequence[str] = ("eth0",),
 ) -> Iterator[ProxyWorld]:
     """A world whose services have not been started; `daemon` is that section of their configuration."""
@@ -363,7 +363,7 @@ def serving(
     on: Hosts,
     networks: Sequence[AccessNetwork] = WIFI_FIRST,
     daemon: Mapping[str, object] | None = None,
-    ports: Sequence[int | str] = (PORT,),
+    ports: Sequence[int | str] | Mapping[str, Sequence[int | str]] = (PORT,),
     interfaces: Sequence[str] = ("eth0",),
     faults: Faults | None = None,
 ) -> Iterator[ProxyWorld]:
@@ -380,9 +380,10 @@ def proxy_world(
     topology: Topology | None = None,
     networks: Sequence[AccessNetwork] = WIFI_FIRST,
     daemon: Mapping[str, object] | None = None,
+    ports: Sequence[int | str] | Mapping[str, Sequence[int | str]] = (PORT,),
 ) -> Iterator[ProxyWorld]:
     """Hosts of its own and our services, running and connected."""
-    with hosts(topology) as built, serving(built, networks, daemon) as world:
+    with hosts(topology) as built, serving(built, networks, daemon, ports) as world:
         yield world
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttled.plan.shares import PlanSettings, Slots, plan_for
 from mptcp_throttled.policy.clients import MAX_ADDRESSES, address_order, links
 from mptcp_throttled.policy.decide import decide
@@ -13,7 +14,7 @@ from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.policy.terms import terms_of
 from mptcp_throttled.vocabulary.decision import Decision, Previous, Share
 from mptcp_throttled.vocabulary.kernel_plan import KernelPlan
-from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.terms import Facts, PresentTerms
 
 if TYPE_CHECKING:
@@ -23,17 +24,25 @@ if TYPE_CHECKING:
 
 
 def decide_all(
-    connections: Iterable[Connection], networks: Sequence[AccessNetwork], *, paused: bool = False
+    connections: Iterable[Connection],
+    networks: Sequence[AccessNetwork],
+    *,
+    paused: bool = False,
+    proxies: Proxies = ONE_PROXY,
 ) -> tuple[Decision, ...]:
     """The decision for every subflow of every connection."""
     connections = tuple(connections)
-    locate = Locator(networks)
-    clients = _group_clients(connections, locate)
+    locators = Locators(networks, proxies)
+    clients = _group_clients(connections, locators)
     return tuple(
         decision
         for connection in connections
         for decision in decide(
-            connection, locate, lambda a: clients[locate.prefix(a)], as_configured(networks), paused=paused
+            connection,
+            locators.of(connection.port),
+            lambda network, address: clients[network.name, network.client_prefix.first(address)][1],
+            as_configured(networks),
+            paused=paused,
         )
     )
 
@@ -43,9 +52,9 @@ def as_configured(networks: Iterable[AccessNetwork]) -> PresentTerms:
     return terms_of(networks, 0.0, Facts())
 
 
-def decision_table(networks: Sequence[AccessNetwork]) -> DecisionTable:
+def decision_table(networks: Sequence[AccessNetwork], proxies: Proxies = ONE_PROXY) -> DecisionTable:
     """A table without connections for these networks."""
-    table = DecisionTable()
+    table = DecisionTable(proxies=proxies)
     reconfigure(table, networks)
     return table
 
@@ -74,20 +83,28 @@ def plan_of(
     return plan_for(members, rates, slots, settings)
 
 
-def _group_clients(connections: Iterable[Connection], locate: Locator) -> dict[Address, Address]:
-    """One address to stand for each client: union-find over the links of all connections."""
-    parents: dict[Address, Address] = {}
+_Member = tuple[str, "Address"]
 
-    def root(address: Address) -> Address:
+
+def _group_clients(connections: Iterable[Connection], locators: Locators) -> dict[_Member, _Member]:
+    """In each network, one address to stand for each client: union-find over the links of all connections."""
+    parents: dict[_Member, _Member] = {}
+
+    def root(address: _Member) -> _Member:
         while parents.setdefault(address, address) != address:
             address = parents[address]
         return address
 
     for connection in connections:
+        locate = locators.of(connection.port)
         for subflow in connection.subflows:
-            root(locate.prefix(subflow.ends.client.address))
-        for pair in links(connection, locate):
-            older, newer = sorted(map(root, pair), key=address_order)
+            network = locate(subflow.ends.client.address)
+            if network is not None:
+                root((network.name, locate.prefix(subflow.ends.client.address)))
+        for name, pair in links(connection, locate):
+            older, newer = sorted(
+                (root((name, address)) for address in pair), key=lambda member: address_order(member[1])
+            )
             parents[newer] = older
     sizes = Counter(map(root, tuple(parents)))
     return {one: root(one) if sizes[root(one)] <= MAX_ADDRESSES else one for one in parents}

@@ -58,6 +58,24 @@ def test_changed_setting_is_one_line_with_the_restart_it_needs(tmp_path: Path, o
     assert [str(change) for change in changes(before, after)] == [line]
 
 
+def test_proxies_are_one_change_whatever_changes_of_them(tmp_path: Path) -> None:
+    several = "proxies: {work: {interface: eth0, ports: [8080]}, guests: {interface: wg0, ports: [20000-20099, 8443]}}"
+    one = SERVICE.replace("proxy: {interface: eth0, ports: [8080]}", several)
+    assert one != SERVICE
+    moved = one.replace("[8080]", "[8080, 8443]").replace(", 8443]}}", "]}}")
+    single, before, after = config(tmp_path), config(tmp_path, one), config(tmp_path, moved)
+    present = "guests: 8443, 20000-20099 on wg0; work: 8080 on eth0"
+    assert before.proxy.ports == after.proxy.ports
+    assert [str(change) for change in changes(before, after)] == [
+        f"proxies {present} -> guests: 20000-20099 on wg0; work: 8080, 8443 on eth0{BOTH}"
+    ]
+    assert [str(change) for change in changes(single, before)] == [
+        f"proxy.interfaces eth0 -> null{BOTH}",
+        f"proxy.ports 8080 -> null{BOTH}",
+        f"proxies null -> {present}{BOTH}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("lte", "lines"),
     [

@@ -128,7 +128,9 @@ def decided(token: Token, ethernet_rates: dict[RateKind, str]) -> Decision:
     ethernet = replace(ETHERNET, rates={kind: Rate.parse(text) for kind, text in ethernet_rates.items()})
     networks = (WIFI, ethernet)
     both = replace(connection(1, subflow("10.1.0.2"), subflow("10.2.0.2")), token=token)
-    capped, _ = decide(both, Locator(networks), lambda a: a, as_configured(networks), paused=False, control_group=HALF)
+    capped, _ = decide(
+        both, Locator(networks), lambda _, a: a, as_configured(networks), paused=False, control_group=HALF
+    )
     return capped
 
 
@@ -284,5 +286,7 @@ def test_network_without_a_cap_is_as_before() -> None:
     uncapped = network("lte", 3, 3)
     networks = (WIFI, uncapped)
     both = replace(connection(1, subflow("10.3.0.2"), subflow("10.2.0.2")), token=IN_GROUP)
-    decisions = decide(both, Locator(networks), lambda a: a, as_configured(networks), paused=False, control_group=HALF)
+    decisions = decide(
+        both, Locator(networks), lambda _, a: a, as_configured(networks), paused=False, control_group=HALF
+    )
     assert decisions[0].downlink.reason == "network has no cap"

@@ -13,6 +13,7 @@ from examples import ETHERNET, WIFI
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel import discards as discard_prevention
 from mptcp_throttled.kernel.discards import DiscardPrevention
 from mptcp_throttled.kernel.interfaces import Interface
@@ -91,7 +92,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 @pytest.fixture
 def prevention(kernel: Kernel) -> Iterator[DiscardPrevention]:  # noqa: ARG001
-    prevention = DiscardPrevention(("eth0", "wg0"), Ports.of([8080]))
+    prevention = DiscardPrevention(Proxies.only(Ports.of([8080]), ("eth0", "wg0")))
     yield prevention
     prevention.release()
 

@@ -25,12 +25,13 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 from mptcp_throttle import findings
 from mptcp_throttle.cli.doctor import CHECKS, file_checks, kernel_checks, mark_checks, proxy_checks, service_checks
 from mptcp_throttle.cli.doctor.file_checks import ServiceUser
-from mptcp_throttle.config.schema import Proxy, SocketGroup
+from mptcp_throttle.config.schema import SocketGroup
 from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.findings import Check, Finding, Host
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
 from mptcp_throttle.model import BackEnd, ClassifierKind, RateKind
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies, Proxy
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.setup.host_facts import Translation
 from mptcp_throttle.systemd_unit import Unit
@@ -173,13 +174,20 @@ def listener_without_mptcp(host: Examined, is_well: bool) -> None:
 
 def with_range(host: Examined, *listening: int, with_mptcp: tuple[int, ...] = ()) -> None:
     ports = Ports.parse([8080, "40000-40009"])
-    host.host = replace(host.host, config=replace(host.host.config, proxy=Proxy(("eth0",), ports)))
+    host.host = replace(host.host, config=replace(host.host.config, proxies=Proxies.only(ports, ("eth0",))))
     host.reads(proxy_checks, _listening=lambda protocol: Ports.of(with_mptcp if protocol == "-M" else listening))
 
 
 def no_listener_in_a_range(host: Examined, is_well: bool) -> None:
     ports = (8080, 40003) if is_well else (8080,)
     with_range(host, *ports, with_mptcp=ports)
+
+
+def no_listener_of_one_proxy(host: Examined, is_well: bool) -> None:
+    ports = {"work": 8080, "guests": 8443}
+    proxies = Proxies({name: Proxy(("eth0",), Ports.of([port])) for name, port in ports.items()})
+    host.host = replace(host.host, config=replace(host.host.config, proxies=proxies))
+    host.reads(proxy_checks, _listening=lambda _: Ports.of([8080, 8443] if is_well else [8080]))
 
 
 def listener_without_mptcp_in_a_range(host: Examined, is_well: bool) -> None:
@@ -449,6 +457,7 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
         no_listener,
         listener_without_mptcp,
         no_listener_in_a_range,
+        no_listener_of_one_proxy,
         listener_without_mptcp_in_a_range,
         listener_on_another_host,
     ),

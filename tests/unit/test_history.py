@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from examples import ETHERNET, WIFI
 
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.model import ClientPrefix
+from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import ONE_PROXY, Proxies, Proxy
 from mptcp_throttled.accounting import history as module
 from mptcp_throttled.accounting.history import (
     KEPT,
@@ -16,8 +20,9 @@ from mptcp_throttled.accounting.history import (
     ClientSums,
     History,
     Kind,
-    requested_account,
+    requested_accounts,
     resolution_for,
+    together,
 )
 from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
 
@@ -209,19 +214,35 @@ def test_file_is_for_its_owner_only(path: Path) -> None:
     ],
 )
 def test_account_is_a_network_or_the_client_with_an_address(name: str, account: Account) -> None:
-    assert requested_account(name, (WIFI, ETHERNET)) == account
+    assert requested_accounts(name, (WIFI, ETHERNET), ONE_PROXY) == [account]
+
+
+def test_client_of_two_proxies_has_an_account_for_each_prefix(path: Path) -> None:
+    proxies = Proxies({name: Proxy((), Ports.of([port])) for name, port in (("work", 8080), ("guests", 8443))})
+    hosts = replace(ETHERNET, proxy="work", client_prefix=ClientPrefix(ipv6=128))
+    prefixes = replace(ETHERNET, name="guest-ethernet", proxy="guests")
+    accounts = requested_accounts("fd00:1::2", (hosts, prefixes), proxies)
+    assert accounts == [Account(Kind.CLIENT, "fd00:1::2"), Account(Kind.CLIENT, "fd00:1::")]
+    assert requested_accounts("fd00:1::2", (prefixes,), proxies) == accounts[1:]
+    assert requested_accounts("fd00:9::2", (hosts, prefixes), proxies) == [Account(Kind.CLIENT, "fd00:9::2")]
+    history = History(path, "boot")
+    history.add(60, [(accounts[0], Traffic(sent=1)), (accounts[1], Traffic(sent=10))])
+    history.add(120, [(accounts[1], Traffic(sent=100))])
+    history.flush(120, 0.0, {})
+    periods = together(period for account in accounts for period in history.read(account, 60, 0))
+    assert [(period.start, period.traffic.sent) for period in periods] == [(60, 11), (120, 100)]
 
 
 def test_unknown_account_is_refused_with_what_is_allowed() -> None:
     with pytest.raises(
         UserError, match=r"lte.*no such network and no address; allowed: wifi, ethernet, or an IP address"
     ):
-        requested_account("lte", (WIFI, ETHERNET))
+        requested_accounts("lte", (WIFI, ETHERNET), ONE_PROXY)
 
 
 def test_account_of_an_address_has_no_zone() -> None:
     with pytest.raises(UserError, match=r"fe80::1%eth0.*; allowed: wifi, ethernet, or an IP address without a zone"):
-        requested_account("fe80::1%eth0", (WIFI, ETHERNET))
+        requested_accounts("fe80::1%eth0", (WIFI, ETHERNET), ONE_PROXY)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from examples import ETHERNET, WIFI
 from mptcp_throttle.linux.c_layout import unpack
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import Health, RateKind
+from mptcp_throttle.proxies import ONE_PROXY
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import program_layout
 from mptcp_throttled.kernel.networks_map import NetworksMap, pack_networks
@@ -34,25 +35,25 @@ class Map(BpfMap):
 
 def test_only_what_differs_is_written() -> None:
     map_ = Map()
-    networks = NetworksMap(map_)
+    networks = NetworksMap(map_, ONE_PROXY)
     both = (ETHERNET, WIFI)
     networks.set(both)
     networks.set(both)
     networks.set((ETHERNET.with_rates({RateKind.CAP: Rate.parse("2mbit")}),))
     # Two subnets of each network, and the one that all other IPv4 addresses are in.
     assert map_.writes == [(5, 0), (2, 2)]
-    assert map_.elements == pack_networks((ETHERNET.with_rates({RateKind.CAP: Rate.parse("2mbit")}),))
+    assert map_.elements == pack_networks((ETHERNET.with_rates({RateKind.CAP: Rate.parse("2mbit")}),), ONE_PROXY)
 
 
 def test_networks_are_written_again_when_steering_begins_or_ends() -> None:
     map_ = Map()
-    networks = NetworksMap(map_)
+    networks = NetworksMap(map_, ONE_PROXY)
     both = (ETHERNET, WIFI)
     networks.set(both)
     paced = dict(map_.elements)
     networks.set(both, steered=True)
     networks.set(both, steered=True)
-    assert map_.elements == pack_networks(both, steered=True)
+    assert map_.elements == pack_networks(both, ONE_PROXY, steered=True)
     networks.set(both)
     assert map_.elements == paced
     # All but the one that all other IPv4 addresses are in.
@@ -60,7 +61,7 @@ def test_networks_are_written_again_when_steering_begins_or_ends() -> None:
 
 
 def test_steering_changes_nothing_else_of_a_network() -> None:
-    of_paces, of_steering = pack_networks((ETHERNET,)), pack_networks((ETHERNET,), steered=True)
+    of_paces, of_steering = pack_networks((ETHERNET,), ONE_PROXY), pack_networks((ETHERNET,), ONE_PROXY, steered=True)
     differing = [key for key in of_paces if of_paces[key] != of_steering[key]]
     assert len(differing) == 2
     for key in differing:
@@ -72,5 +73,5 @@ def test_steering_changes_nothing_else_of_a_network() -> None:
 def test_rates_beyond_32_bits_are_the_largest_of_32_bits() -> None:
     fast = Rate.parse("100gbit")
     network = replace(ETHERNET.with_rates({RateKind.CAP: fast}), healthy=Health(rate=fast))
-    values = [unpack(program_layout.Network, value) for value in pack_networks((network,)).values()]
+    values = [unpack(program_layout.Network, value) for value in pack_networks((network,), ONE_PROXY).values()]
     assert {(value.pace, value.min_rate) for value in values} == {(0, 0), (2**32 - 2, 2**32 - 1)}

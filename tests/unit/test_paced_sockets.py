@@ -15,6 +15,7 @@ from examples import ETHERNET, WIFI, ends
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import AccessNetwork, FourTuple
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
 from mptcp_throttled.kernel.classes.socket import SocketClassifier
 from mptcp_throttled.kernel.sockets import pacing
@@ -103,7 +104,7 @@ def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def sockets(tmp_path: Path) -> PacedSockets:
     """Sockets whose cgroup is some directory."""
-    return PacedSockets(Ports.of([8080]), tmp_path)
+    return PacedSockets(Proxies.only(Ports.of([8080])), tmp_path)
 
 
 @pytest.fixture
@@ -173,7 +174,7 @@ def test_program_on_a_wider_cgroup_takes_over_paces_and_classes(
     (tmp_path / "squid").mkdir()
     found = tmp_path / "squid"
     monkeypatch.setattr(ProxyCgroup, "find", lambda _: found)
-    sockets = PacedSockets(Ports.of([8080]))
+    sockets = PacedSockets(Proxies.only(Ports.of([8080])))
     look(sockets)
     sockets.change({ONE: 1000}, ())
     sockets.change_classes(4, {ONE: 2}, ())
@@ -258,7 +259,7 @@ def test_program_has_what_was_adopted_before_it_is_attached(sockets: PacedSocket
 
 def test_link_is_kept_of_the_program_that_is_attached(tmp_path: Path) -> None:
     kept: list[int | None] = []
-    keeping = PacedSockets(Ports.of([8080]), tmp_path, keep=kept.append)
+    keeping = PacedSockets(Proxies.only(Ports.of([8080])), tmp_path, keep=kept.append)
     look(keeping)
     (program,) = Program.attached
     assert kept == [program.link]

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptcp_throttle.linux import cbpf
+from mptcp_throttle.linux.c_layout import unpack
 from mptcp_throttle.linux.cbpf import Line, assemble, jump_by_port
 from mptcp_throttle.ports import ALL_PORTS, Ports, parse_range
+from mptcp_throttle.proxies import Proxies, Proxy
 from mptcp_throttled.kernel.program_layout import Settings, pack_settings
 
 edge = st.integers(1, 40) | st.integers(65500, 65535)
@@ -95,7 +97,9 @@ def test_search_of_a_filter_takes_up_to_8_instructions(count: int, width: int, m
 
 
 @pytest.mark.parametrize("items", [[], [1], [65535], [8080, "20000-29999"], ["1-65535"]])
-def test_settings_of_programs_have_a_bit_for_each_port(items: list[object]) -> None:
+def test_settings_of_programs_have_the_proxy_of_each_port(items: list[object]) -> None:
     ports = Ports.parse(items)
-    bits = pack_settings(0, ports, 0)[Settings._fields.index("ports") * 8 :]
-    assert [port for port in range(65536) if bits[port // 8] >> port % 8 & 1] == list(ports)
+    names = {"guests": ALL_PORTS - ports - Ports.of([0]), "work": ports}
+    settings = pack_settings(0, Proxies({name: Proxy((), each) for name, each in names.items()}), 0)
+    numbers = unpack(Settings, settings).proxies
+    assert numbers == bytes([0, *(2 if port in ports else 1 for port in range(1, 65536))])

@@ -13,6 +13,7 @@ from examples import examined_host
 from mptcp_throttle.cli.doctor import proxy_checks
 from mptcp_throttle.cli.doctor.proxy_checks import _Destination, routes
 from mptcp_throttle.findings import Finding
+from mptcp_throttle.proxies import Proxies
 
 if TYPE_CHECKING:
     from mptcp_throttle.model import Address
@@ -126,6 +127,6 @@ def test_missing_interface_is_a_harm_unless_another_one_exists(tmp_path: Path, m
     problem = "eth0 does not exist; allowed: one of eth1"
     remedy = "correct proxy.interface or proxy.interfaces"
     assert list(proxy_checks.interface(HOST)) == [Finding("interface", problem, remedy, harm=True)]
-    proxy = replace(HOST.config.proxy, interfaces=("eth0", "eth1"))
-    host = replace(HOST, config=replace(HOST.config, proxy=proxy))
+    proxies = Proxies.only(HOST.config.proxy.ports, ("eth0", "eth1"))
+    host = replace(HOST, config=replace(HOST.config, proxies=proxies))
     assert list(proxy_checks.interface(host)) == [Finding("interface", problem, remedy, harm=False)]

@@ -4,15 +4,15 @@ from pathlib import Path
 import pytest
 from worlds import configuration
 
-from mptcp_throttle.config.schema import Proxy
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.control.running_config import Judgement, RunningConfig, judge
 
 CONFIG = configuration()
 FASTER = configuration(linger="1s")
-INTERFACE = Proxy(("eth1",), Ports.of([8080]))
-ELSEWHERE = replace(FASTER, proxy=INTERFACE, state_directory=Path("/y"))
+INTERFACE = Proxies.only(Ports.of([8080]), ("eth1",))
+ELSEWHERE = replace(FASTER, proxies=INTERFACE, state_directory=Path("/y"))
 INVALID = ConfigError(["lte.yaml:4: cap: 'fast': is not a rate", "lte.yaml:5: colour: unknown key"])
 
 

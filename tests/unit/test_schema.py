@@ -10,6 +10,7 @@ from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import Per, RateKind
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxy
 from mptcp_throttle.units import Rate
 
 REPOSITORY = Path(__file__).parents[2]
@@ -192,6 +193,138 @@ def test_proxy_with_an_error_is_refused_in_one_line(tmp_path: Path, proxy: str, 
 def test_service_file_with_an_error_is_refused_in_one_line(tmp_path: Path, service: str, line: str) -> None:
     (problem,) = problems(tmp_path, service, ethernet=ETHERNET, wifi=WIFI)
     assert problem.startswith(f"service.yaml{line}")
+
+
+BOTH_PROXIES = """\
+proxies:
+  work: {interface: eth0, ports: [8080]}
+  guests: {interfaces: [eth0, wg0], ports: [8443, 20000-20099]}
+"""
+
+
+def test_proxies_have_their_ports_and_networks_and_are_one_for_filters(tmp_path: Path) -> None:
+    guests = ETHERNET.replace("cap: 1mbit", "cap: 5mbit\nproxy: guests").replace("ethernet", "guest-ethernet")
+    config = load_config(
+        write_config(tmp_path, BOTH_PROXIES, a=ETHERNET + "proxy: work\n", b=guests, c=WIFI + "proxy: null\n")
+    )
+    assert config.proxies.by_name == {
+        "work": Proxy(("eth0",), Ports.of([8080])),
+        "guests": Proxy(("eth0", "wg0"), Ports.parse([8443, "20000-20099"])),
+    }
+    assert config.proxy == Proxy(("eth0", "wg0"), Ports.parse([8080, 8443, "20000-20099"]))
+    assert {network.name: network.proxy for network in config.networks} == {
+        "wifi": None,
+        "ethernet": "work",
+        "guest-ethernet": "guests",
+    }
+
+
+def proxies(number: int, keys: str = "interface: eth0, ports: [{}]") -> str:
+    return "proxies:\n" + "".join(f"  p{n}: {{{keys.format(1000 + n)}}}\n" for n in range(number))
+
+
+MANY_PORTS = ", ".join(str(port) for port in range(2000, 2066, 2))
+
+
+@pytest.mark.parametrize(
+    ("service", "line"),
+    [
+        ("log_level: info\n", ":1: proxy: is required; for several proxies: proxies"),
+        (SERVICE + BOTH_PROXIES, ":2: proxies: work, guests: is given besides proxy; allowed: one of the two"),
+        ("proxies: {}\n", ":1: proxies: {}: allowed: 1 to 16 proxies by their names"),
+        ("proxies: null\n", ":1: proxies: null: allowed: 1 to 16 proxies by their names"),
+        ("proxies: [8080]\n", ":1: proxies: [8080]: allowed: 1 to 16 proxies by their names"),
+        (proxies(17), ":1: proxies: "),
+        ("proxies: {Work: {interface: eth0, ports: [1]}}\n", ":1: proxies.Work: 'Work': allowed: up to 32 of a-z, 0-9"),
+        ("proxies: {work: 5}\n", ":1: proxies.work: 5: is not a mapping; allowed: lines of the form"),
+        (
+            "proxies: {work: {interface: eth0, port: [1], ports: [1]}}\n",
+            ":1: proxies.work.port: [1]: unknown key; allowed: interface, interfaces, ports",
+        ),
+        (
+            "proxies: {work: {interface: eth0, ports: [0]}}\n",
+            f":1: proxies.work.ports[0]: 0: {PORT_OR_RANGE}",
+        ),
+        (
+            "proxies: {work: {ports: [1]}}\n",
+            ":1: proxies.work.interface: is required; for several: proxies.work.interfaces",
+        ),
+        (
+            "proxies: {work: {interface: eth0, interfaces: [wg0], ports: [1]}}\n",
+            ":1: proxies.work.interfaces: wg0: is given besides proxies.work.interface; allowed: one of the two",
+        ),
+        (
+            BOTH_PROXIES.replace("8080", "8080, 20050-20150"),
+            ":3: proxies.guests.ports[1]: 20050-20099: belongs to proxy work; allowed: each port in one proxy",
+        ),
+        (
+            BOTH_PROXIES.replace("8080", MANY_PORTS) + f"  more: {{interface: eth0, ports: [{MANY_PORTS[:-6]}1]}}\n",
+            ":4: proxies.more.ports[0]: 2000: belongs to proxy work; allowed: each port in one proxy",
+        ),
+        (
+            BOTH_PROXIES.replace("8443, 20000-20099", MANY_PORTS).replace("8080", ", ".join(map(str, range(1, 65, 2)))),
+            ":1: proxies: 65 ports and ranges of all proxies; allowed: up to 64",
+        ),
+        (
+            BOTH_PROXIES.replace("eth0, wg0", ", ".join(f"wg{n}" for n in range(16))),
+            ":1: proxies: 17 interfaces of all proxies; allowed: up to 16",
+        ),
+        (
+            BOTH_PROXIES + "daemon: {backend: ovs}\n",
+            ":1: proxies: eth0, wg0: daemon.backend: ovs has one port; allowed: one interface",
+        ),
+    ],
+)
+def test_proxies_with_an_error_are_refused(tmp_path: Path, service: str, line: str) -> None:
+    problem, *_ = problems(tmp_path, service, ethernet=ETHERNET, wifi=WIFI)
+    assert problem.startswith(f"service.yaml{line}")
+
+
+@pytest.mark.parametrize(
+    ("service", "ethernet", "line"),
+    [
+        (SERVICE, "proxy: work", ":5: proxy: work: is not in proxies of service.yaml; allowed: null"),
+        (
+            BOTH_PROXIES,
+            "proxy: home",
+            ":5: proxy: home: is not in proxies of service.yaml; allowed: null, work, guests",
+        ),
+        (BOTH_PROXIES, "proxy: 5", ":5: proxy: 5: allowed: the name of a proxy in mptcp-throttle.yaml, or null"),
+        # On guests' ports only Ethernet is left of the two, and Wi-Fi cannot relieve it.
+        (BOTH_PROXIES, "proxy: guests", ":4: cap: 1mbit: never applies on a most preferred network; allowed: null"),
+    ],
+)
+def test_network_of_a_proxy_with_an_error_is_refused(tmp_path: Path, service: str, ethernet: str, line: str) -> None:
+    wifi = WIFI if service is SERVICE else WIFI + "proxy: work"
+    (problem,) = problems(tmp_path, service, ethernet=ETHERNET + ethernet, wifi=wifi)
+    assert problem.startswith(f"networks.d/ethernet.yaml{line}")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_taken"),
+    [("work", "work", True), ("work", "null", True), ("null", "null", True), ("work", "guests", False)],
+)
+def test_subnet_may_be_in_a_network_of_each_proxy(tmp_path: Path, first: str, second: str, is_taken: bool) -> None:
+    texts = {
+        "a": ETHERNET.replace("cap: 1mbit", f"proxy: {first}"),
+        "b": ETHERNET.replace("ethernet", "other").replace("cap: 1mbit", f"proxy: {second}"),
+    }
+    if not is_taken:
+        assert len(load_config(write_config(tmp_path, BOTH_PROXIES, **texts)).networks) == 2
+        return
+    problem, _ = problems(tmp_path, BOTH_PROXIES, **texts)
+    assert problem == (
+        "networks.d/b.yaml:2: subnets[0]: 10.1.0.0/24: is a subnet of network ethernet too (networks.d/a.yaml:2);"
+        " allowed: each subnet in one network of a proxy (those with longer prefixes come first)"
+    )
+
+
+def test_subnets_of_all_proxies_count_for_each(tmp_path: Path) -> None:
+    (tmp_path / "subnets").write_text("\n".join(f"10.{n >> 8}.{n & 255}.0/24" for n in range(20_000)))
+    text = "name: lte\nsubnets_file: ../subnets\npreference: 1\n"
+    (problem,) = problems(tmp_path, proxies(4), lte=text)
+    assert problem == "networks.d: 80000 subnets in all networks together; allowed: up to 65535"
+    assert load_config(write_config(tmp_path, proxies(3), lte=text))
 
 
 UNKNOWN = "unknown key; allowed: cap, client_prefix, healthy, limit, name, per, "

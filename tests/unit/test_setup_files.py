@@ -98,6 +98,11 @@ def test_edited_file_keeps_all_that_does_not_differ(edited: str) -> None:
     )
 
 
+def test_proxies_are_kept() -> None:
+    several = "proxies:\n  work: {interface: eth9, ports: [443]}\n  guests: {interface: eth8, ports: [3128]}\n"
+    assert proposed_text(proposal(), several) == several
+
+
 def test_line_ends_of_an_edited_file_stay(tmp_path: Path) -> None:
     file = tmp_path / MAIN_FILE
     file.write_bytes(EDITED.replace("\n", "\r\n").encode())

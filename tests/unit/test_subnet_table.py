@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from struct import unpack
+from itertools import product
+from struct import pack, unpack
 
 import pytest
 from examples import ETHERNET, WIFI, connection, subflow
@@ -14,6 +15,8 @@ from policy_oracle import decide_all
 
 from mptcp_throttle.linux import c_layout
 from mptcp_throttle.model import AccessNetwork, Address, ClientPrefix, Network, RateKind
+from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import ONE_PROXY, Proxies, Proxy, networks_of
 from mptcp_throttle.subnet_table import SubnetTable, network_table
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import program_layout
@@ -21,7 +24,7 @@ from mptcp_throttled.kernel.networks_map import _network, pack_networks
 from mptcp_throttled.kernel.program_layout import mapped
 from mptcp_throttled.policy.client_networks import client_networks
 from mptcp_throttled.vocabulary.kernel_plan import payload_pace
-from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.locator import Locator, Locators
 from mptcp_throttled.vocabulary.terms import Term
 
 
@@ -36,13 +39,18 @@ HOST = network("host", "10.1.0.7/32", preference=5)
 NETWORKS = (REST, SIX, DSL, HOST)
 
 
-def found_in_the_map(address: Address, networks: tuple[AccessNetwork, ...]) -> bytes:
+TWO_PROXIES = Proxies({"work": Proxy((), Ports.of([8080])), "guests": Proxy((), Ports.of([8443]))})
+
+
+def found_in_the_map(
+    address: Address, networks: tuple[AccessNetwork, ...], proxies: Proxies = ONE_PROXY, proxy: int = 1
+) -> bytes:
     """What the kernel's longest match finds (kernel/bpf/lpm_trie.c); empty if no key matches."""
-    number = int.from_bytes(mapped(address), "big")
+    number = int.from_bytes(pack("=I16s", proxy, mapped(address)), "big")
     matching = {}
-    for key, value in pack_networks(networks).items():
-        bits, prefix = unpack("=I16s", key)
-        if number >> (128 - bits) == int.from_bytes(prefix, "big") >> (128 - bits):
+    for key, value in pack_networks(networks, proxies).items():
+        bits, data = unpack("=I20s", key)
+        if number >> (160 - bits) == int.from_bytes(data, "big") >> (160 - bits):
             matching[bits] = value
     return matching[max(matching)] if matching else b""
 
@@ -63,21 +71,21 @@ def test_longest_prefix_gives_the_network_of_an_address(address: str, name: str)
         located = network_table(networks).find(ip_address(address))
         assert located is not None
         assert located.name == name
-        assert found_in_the_map(ip_address(address), networks) == _network(located, networks, steered=False)
+        assert found_in_the_map(ip_address(address), networks) == _network(1, located, networks, steered=False)
 
 
 def test_catch_all_of_one_ip_version_has_no_address_of_the_other() -> None:
-    of_neither = _network(network("no", "10.0.0.0/8"), (), steered=False)
+    of_neither = _network(1, network("no", "10.0.0.0/8"), (), steered=False)
     four, six = ip_address("192.0.2.1"), ip_address("2001:db8::1")
     assert network_table([REST]).find(six) is None
     assert found_in_the_map(six, (REST,)) == b""
     assert network_table([SIX]).find(four) is None
-    assert found_in_the_map(four, (SIX,)) not in {_network(SIX, (SIX,), steered=False), of_neither, b""}
+    assert found_in_the_map(four, (SIX,)) not in {_network(1, SIX, (SIX,), steered=False), of_neither, b""}
 
 
 def test_slow_is_below_four_times_the_largest_lower_cap() -> None:
     def slow_rate(*networks: AccessNetwork) -> int:
-        packed = _network(networks[0], networks, steered=True)
+        packed = _network(1, networks[0], networks, steered=True)
         return c_layout.unpack(program_layout.Network, packed).slow_rate
 
     cap = Rate.parse("1mbit")
@@ -119,25 +127,65 @@ def test_table_finds_what_comparing_all_subnets_finds(subnets: list[Network], ar
     assert SubnetTable((subnet, subnet) for subnet in subnets).find(address) == longest
 
 
+OWNERS = st.sampled_from([None, "work", "guests"])
+
+
+@given(st.lists(st.tuples(SUBNETS, OWNERS), unique=True, max_size=12), SUBNETS)
+def test_map_has_the_networks_of_each_proxy_apart(subnets: list[tuple[Network, str | None]], around: Network) -> None:
+    taken: set[tuple[Network, str | None]] = set()
+    networks = []
+    for number, (subnet, owner) in enumerate(subnets):
+        places = {(subnet, proxy) for proxy in TWO_PROXIES.by_name if owner in {None, proxy}}
+        if not places & taken:
+            taken |= places
+            networks.append(replace(ETHERNET, name=str(number), subnets=(subnet,), preference=number + 1, proxy=owner))
+    address, locators = around.network_address, Locators(networks, TWO_PROXIES)
+    for number, (proxy, port) in enumerate({"work": 8080, "guests": 8443}.items(), 1):
+        located = locators.of(port)(address)
+        found = found_in_the_map(address, tuple(networks), TWO_PROXIES, number)
+        preference = c_layout.unpack(program_layout.Network, found).preference if found else 2**32 - 1
+        assert preference == (2**32 - 1 if located is None else located.preference)
+        of_proxy = [s for s, name in taken if (name == proxy and s.version == address.version and address in s)]
+        assert (located is None) == (not of_proxy)
+        if located is not None:
+            assert located.subnets[0] == max(of_proxy, key=lambda subnet: subnet.prefixlen)
+
+
+def test_port_of_no_proxy_is_in_no_network() -> None:
+    locators = Locators(NETWORKS, TWO_PROXIES)
+    address = ip_address("10.1.0.7")
+    assert locators.of(8080)(address) == locators.of(8443)(address) == HOST
+    assert locators.of(80)(address) is None
+    assert Locators(NETWORKS, ONE_PROXY).of(80)(address) == HOST
+
+
 SEVERAL = st.lists(SUBNETS, unique=True, max_size=6)
 PREFIXES = st.builds(ClientPrefix, st.sampled_from([2, 4, 30, 31, 32]), st.sampled_from([2, 4, 126, 127, 128]))
 
 
-@given(SEVERAL, SEVERAL, SUBNETS, SEVERAL, PREFIXES)
+@given(SEVERAL, SEVERAL, SUBNETS, SEVERAL, PREFIXES, OWNERS, OWNERS)
 def test_map_has_the_pace_of_a_client_for_its_addresses_alone(
-    subnets: list[Network], of_wifi: list[Network], around: Network, looked_up: list[Network], prefix: ClientPrefix
+    subnets: list[Network],
+    of_wifi: list[Network],
+    around: Network,
+    looked_up: list[Network],
+    prefix: ClientPrefix,
+    owner: str | None,
+    owner_of_wifi: str | None,
 ) -> None:
-    lte = replace(ETHERNET, name="lte", subnets=tuple(subnets), client_prefix=prefix)
-    networks = lte, replace(WIFI, subnets=tuple(set(of_wifi) - {*subnets}))
-    locate, client = Locator(networks), prefix.first(around.network_address)
+    addresses = [subnet.network_address for subnet in (around, *subnets, *of_wifi, *looked_up)]
+    lte = replace(ETHERNET, name="lte", subnets=tuple(subnets), client_prefix=prefix, proxy=owner)
+    networks = lte, replace(WIFI, subnets=tuple(set(of_wifi) - {*subnets}), proxy=owner_of_wifi)
+    client = prefix.first(around.network_address)
     cap, own = lte.rates[RateKind.CAP], Rate.parse("2mbit")
-    of_clients = client_networks(networks, {("lte", client): {RateKind.CAP: Term(own), RateKind.LIMIT: Term(None)}})
-    packed = (*networks, *of_clients)
-    for address in (subnet.network_address for subnet in (around, *subnets, *of_wifi, *looked_up)):
+    terms = {("lte", client): {RateKind.CAP: Term(own), RateKind.LIMIT: Term(None)}}
+    packed = (*networks, *client_networks(networks, terms, TWO_PROXIES))
+    for address, (number, proxy) in product(addresses, enumerate(TWO_PROXIES.by_name, 1)):
+        locate = Locator(networks_of(proxy, networks))
         network = locate(address)
         rate = None
         if network is not None and network.name == "lte":
             rate = own if locate.prefix(address) == client else cap
-        found = found_in_the_map(address, packed)
+        found = found_in_the_map(address, packed, TWO_PROXIES, number)
         pace = c_layout.unpack(program_layout.Network, found).pace if found else 0
         assert pace == (0 if rate is None else payload_pace(rate, 1))

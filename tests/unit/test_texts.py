@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from examples import connection, subflow
+from examples import ETHERNET, WIFI, connection, subflow
 from loops import LoopOnModels, snapshot_of
 
 from mptcp_throttle.cli import tables
+from mptcp_throttle.cli.console import output_console
 from mptcp_throttle.features import FeatureName
-from mptcp_throttle.model import Token
+from mptcp_throttle.model import AccessNetwork, Token
 from mptcp_throttle.rpc import Json
 from mptcp_throttled.accounting.control_group import ComparedGroups, GroupSums
-from mptcp_throttled.answers.status import connections, status
+from mptcp_throttled.answers.status import connections, network_statuses, status
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
@@ -74,6 +76,22 @@ def test_connection_that_has_lost_a_path_says_so_after_30_seconds(
     running.show(connection(1, lone, joined))
     tables.show_connections(answer(60))
     assert "one path" not in capsys.readouterr().out
+
+
+def test_networks_of_proxies_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*networks: AccessNetwork) -> list[list[str]]:
+        snapshot = replace(snapshot_of(tmp_path), networks=networks)
+        answer = network_statuses(View(snapshot, Enforcement(), {}, NOW), SubflowCounts())
+        assert [network["proxy"] for network in answer] == [network.proxy for network in networks]
+        tables._show_networks(output_console(), answer)
+        return [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+
+    assert shown(WIFI, replace(ETHERNET, proxy="guests")) == [
+        ["network", "proxy", "preference"],
+        ["wifi", "all", "1"],
+        ["ethernet", "guests", "2"],
+    ]
+    assert shown(WIFI)[0] == ["network", "preference", "cap"]
 
 
 def shown_status(groups: ComparedGroups | None, capsys: pytest.CaptureFixture[str]) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from examples import ETHERNET, WIFI
 
-from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, Proxy, SnifferSection, WebSection
+from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, SnifferSection, WebSection
 from mptcp_throttle.model import AccessNetwork, LogLevel
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.vocabulary.clock import Clock
 
@@ -46,7 +47,7 @@ class ManualSource:
 
 def configuration(networks: tuple[AccessNetwork, ...] = (WIFI, ETHERNET), **daemon: object) -> Config:
     return Config(
-        Proxy(("eth0",), Ports.of([8080])),
+        Proxies.only(Ports.of([8080]), ("eth0",)),
         SnifferSection(),
         DaemonSection.model_validate({"linger": "5s", **daemon}),
         MetricsSection(),

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from mptcp_throttle.model import FourTuple
+from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttled.accounting.history import FLUSH_SECONDS, Account, History, Kind
 from mptcp_throttled.accounting.meter import LiveSubflow, Meter
 from mptcp_throttled.vocabulary.clock import Clock
-from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.observation import SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SteeredTotals, Traffic
@@ -35,13 +36,17 @@ class Accounts:
     `note_closed` and `networks` are for any thread, all else for one.
     """
 
-    def __init__(self, history: History, clock: Clock) -> None:
+    def __init__(self, history: History, clock: Clock, proxies: Proxies = ONE_PROXY) -> None:
         self._history = history
+        self._proxies = proxies
         self._clock = clock
         self._meter: Meter | None = None
         self._closed: deque[ClosedSubflow] = deque(maxlen=_MAX_CLOSED)
-        self._locator = Locator(())
+        self._locators = Locators((), proxies)
         self._located: object = ()
+        self._connections: object = None
+        self._accepted_by: dict[FourTuple, int] = {}
+        self._latest: dict[FourTuple, int] = {}
         self._flush_at = 0.0
         self.networks: Mapping[str, NetworkAccounts] = {}
 
@@ -57,7 +62,8 @@ class Accounts:
         live = dict(_live(meter, sockets, snapshot, steered))
         carried = meter.look(self._clock.monotonic(), live, self._take_closed())
         if self._located is not snapshot.networks:
-            self._locator, self._located = Locator(snapshot.networks), snapshot.networks
+            self._locators, self._located = Locators(snapshot.networks, self._proxies), snapshot.networks
+        self._note_other_ports(snapshot)
         sums, rtts = self._sums(carried)
         networks = dict(self.networks)
         for name, counts in rtts.items():
@@ -91,6 +97,19 @@ class Accounts:
         while self._closed:
             yield self._closed.popleft()
 
+    def _note_other_ports(self, snapshot: Snapshot) -> None:
+        """Know the proxy of subflows on other ports than that of their connection, until the look after their end."""
+        if not self._proxies.are_named or snapshot.connections is self._connections:
+            return
+        self._connections = snapshot.connections
+        live = {
+            subflow.ends: connection.port
+            for connection in snapshot.connections.values()
+            for subflow in connection.subflows
+            if subflow.ends.proxy.port != connection.port
+        }
+        self._accepted_by, self._latest = {**self._latest, **live}, live
+
     def _sums(
         self, carried: Iterable[tuple[FourTuple, Traffic]]
     ) -> tuple[dict[Account, Traffic], dict[str, list[int]]]:
@@ -99,10 +118,11 @@ class Accounts:
         rtts: dict[str, list[int]] = {}
         for ends, traffic in carried:
             address = ends.client.address
-            network = self._locator(address)
+            locate = self._locators.of(self._accepted_by.get(ends, ends.proxy.port))
+            network = locate(address)
             if network is None:
                 continue
-            client = Account(Kind.CLIENT, str(self._locator.prefix(address)))
+            client = Account(Kind.CLIENT, str(locate.prefix(address)))
             for account in (Account(Kind.NETWORK, network.name), client):
                 before = sums.get(account)
                 sums[account] = traffic if before is None else before.plus(traffic)

@@ -22,8 +22,9 @@ from typing import Any, Final, NamedTuple
 from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.reporting.instruments import count_errors
-from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
 
 _log = logging.getLogger("mptcp-throttled")
@@ -91,16 +92,30 @@ class Period:
     traffic: Traffic
 
 
-def requested_account(name: str, networks: Sequence[AccessNetwork]) -> Account:
-    """The account that an operator names: a network by its name, a client by one of its addresses. Raises UserError."""
+def requested_accounts(name: str, networks: Sequence[AccessNetwork], proxies: Proxies) -> list[Account]:
+    """The account that an operator names: a network by its name, a client by one of its addresses.
+
+    If networks of different proxies have different client prefixes, the client has several. Raises UserError.
+    """
     if name in [network.name for network in networks]:
-        return Account(Kind.NETWORK, name)
+        return [Account(Kind.NETWORK, name)]
     try:
-        return Account(Kind.CLIENT, str(Locator(networks).prefix(parse_address(name))))
+        address = parse_address(name)
     except ValueError as error:
         known = ", ".join(network.name for network in networks)
         problem = f"no such network and no address; allowed: {known}, or an IP address without a zone"
         raise UserError(f"{shown(name)}: {problem}") from error
+    prefixes = [locate.prefix(address) for locate in Locators(networks, proxies).each if locate(address) is not None]
+    return [Account(Kind.CLIENT, str(prefix)) for prefix in dict.fromkeys(prefixes or [address])]
+
+
+def together(periods: Iterable[Period]) -> list[Period]:
+    """The sums of periods with the same start, the oldest first."""
+    sums: dict[int, Traffic] = {}
+    for period in periods:
+        before = sums.get(period.start)
+        sums[period.start] = period.traffic if before is None else before.plus(period.traffic)
+    return [Period(start, sums[start]) for start in sorted(sums)]
 
 
 def resolution_for(seconds: float) -> int:

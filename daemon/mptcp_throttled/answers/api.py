@@ -13,7 +13,7 @@ from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
-from mptcp_throttled.accounting.history import History, requested_account, resolution_for
+from mptcp_throttled.accounting.history import History, requested_accounts, resolution_for, together
 from mptcp_throttled.answers import status
 from mptcp_throttled.answers.busiest import IndexedClients, busiest, requested_order
 from mptcp_throttled.answers.client_index import ClientIndex
@@ -100,7 +100,7 @@ class Api:
 
     def explain(self, client: str, network: str | None = None) -> Json:
         """What a client, by one of its addresses, has on an access network, or on all, and which rules say so."""
-        return explain(self._view(), requested_address(client), network)
+        return explain(self._view(), requested_address(client), network, self._config.config.proxies)
 
     def top(self, number: int, order: str, pattern: str) -> Json:
         """Of each access network, up to `number` clients with their busiest subflows.
@@ -124,9 +124,10 @@ class Api:
         `{kind, name, resolution, periods}`: the resolution in seconds, and of each period its `start`, in seconds since
         the epoch, and its traffic.
         """
-        account = requested_account(name, self._view().snapshot.networks)
-        resolution = resolution_for(seconds)
-        return status.history(account, resolution, self._history.read(account, resolution, time.time() - seconds))
+        accounts = requested_accounts(name, self._view().snapshot.networks, self._config.config.proxies)
+        resolution, since = resolution_for(seconds), time.time() - seconds
+        periods = together(period for each in accounts for period in self._history.read(each, resolution, since))
+        return status.history(accounts[0], resolution, periods)
 
     def plan(self) -> Json:
         """The operations that lead from untouched interfaces to the plan, as commands, and whether it is applied."""

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mptcp_throttle.model import FourTuple, Token
+from mptcp_throttle.model import ClientPrefix, FourTuple, Token
 from mptcp_throttled.vocabulary.decision import Decision
-from mptcp_throttled.vocabulary.locator import Locator
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 _NOTHING: Final[tuple[Decision, ...]] = ()
@@ -35,7 +34,7 @@ class ClientIndex:
         self.by_subflow: dict[FourTuple, Client] = {}
         self._known: dict[Token, tuple[Decision, ...]] = {}
         self._snapshot = Snapshot()
-        self._locator = Locator(())
+        self._prefixes: dict[str | None, ClientPrefix] = {}
 
     def update(self, snapshot: Snapshot) -> None:
         """Bring the index up to date."""
@@ -45,7 +44,7 @@ class ClientIndex:
             self.by_network.clear()
             self.by_subflow.clear()
             self._known.clear()
-            self._locator = Locator(snapshot.networks)
+            self._prefixes = {network.name: network.client_prefix for network in snapshot.networks}
         elif snapshot.decisions is before.decisions:
             return
         ended = self._known.keys() - snapshot.decisions.keys()
@@ -76,7 +75,8 @@ class ClientIndex:
     def _add(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             ends = decision.subflow.ends
-            name = str(self._locator.prefix(ends.client.address))
+            prefix, address = self._prefixes.get(decision.network), ends.client.address
+            name = str(address if prefix is None else prefix.first(address))
             of_network = self.by_network[decision.network]
             client = of_network.get(name) or of_network.setdefault(name, Client(name, decision.network))
             client.decisions[ends] = decision

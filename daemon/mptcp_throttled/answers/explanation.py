@@ -7,27 +7,28 @@ from collections.abc import Iterable
 
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
+from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttle.rpc import Json
 from mptcp_throttled.answers.status import describe_term
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.policy.terms import steps
 from mptcp_throttled.vocabulary.decision import Decision
-from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.terms import UNLIMITED, Terms
 
 
-def explain(view: View, client: Address, network: str | None) -> Json:
+def explain(view: View, client: Address, network: str | None, proxies: Proxies = ONE_PROXY) -> Json:
     """What the client with this address has on `network`; None: on each network that it uses, or has an address in.
 
     Raises UserError if there is no such network, or if the address is in none.
     """
     snapshot = view.snapshot
-    locate = Locator(snapshot.networks)
-    by_network = _decisions_by_network(snapshot, client, locate)
-    own = locate(client)
-    if own is not None:
-        by_network.setdefault(own.name, [])
+    locators = Locators(snapshot.networks, proxies)
+    by_network = _decisions_by_network(snapshot, client, locators)
+    for own in (locate(client) for locate in locators.each):
+        if own is not None:
+            by_network.setdefault(own.name, [])
     if network is not None and all(each.name != network for each in snapshot.networks):
         known = ", ".join(each.name for each in snapshot.networks)
         raise UserError(f"{shown(network)}: no such access network; allowed: {known}")
@@ -42,11 +43,12 @@ def explain(view: View, client: Address, network: str | None) -> Json:
     }
 
 
-def _decisions_by_network(snapshot: Snapshot, client: Address, locate: Locator) -> dict[str, list[Decision]]:
+def _decisions_by_network(snapshot: Snapshot, client: Address, locators: Locators) -> dict[str, list[Decision]]:
     """The decisions for all subflows of the connections in which the client has an address."""
-    first = locate.prefix(client)
     by_network: dict[str, list[Decision]] = {}
-    for decisions in snapshot.decisions.values():
+    for token, decisions in snapshot.decisions.items():
+        locate = locators.of(snapshot.connections[token].port)
+        first = locate.prefix(client)
         if any(locate.prefix(decision.subflow.ends.client.address) == first for decision in decisions):
             for decision in decisions:
                 if decision.network is not None:

@@ -77,6 +77,7 @@ def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
     return [
         {
             "name": network.name,
+            "proxy": network.proxy,
             "subnets": [str(subnet) for subnet in network.subnets[:_MAX_LINES]],
             "subnet_count": len(network.subnets),
             "preference": network.preference,

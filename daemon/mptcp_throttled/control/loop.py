@@ -106,8 +106,8 @@ class Loop:
         self._steering = steering
         self._note_ended = note_ended
         self._epoch_offset = EpochOffset(clock)
-        self._terms = CurrentTerms()
-        self._decisions = DecisionTable(control_group)
+        self._terms = CurrentTerms(config.config.proxies)
+        self._decisions = DecisionTable(control_group, config.config.proxies)
         self._planner = Planner()
         self._keeper = Keeper(kernel, self._planner, clock)
         self._uplinks = UplinkReconciler(uplinks, clock)

@@ -18,12 +18,13 @@ from typing import Final
 
 from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.durable_file import write_atomically
-from mptcp_throttle.errors import UserError
+from mptcp_throttle.errors import UserError, listed
 from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
+from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.clock import Clock, Now, decode_end, encode_end
-from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause, is_over
 
 _log = logging.getLogger("mptcp-throttled")
@@ -38,8 +39,11 @@ MAX_CLIENTS: Final = 100
 class OperatorStore:
     """The operator state, in memory and on disk. For one thread."""
 
-    def __init__(self, path: Path, networks: Sequence[AccessNetwork], clock: Clock) -> None:
+    def __init__(
+        self, path: Path, networks: Sequence[AccessNetwork], clock: Clock, proxies: Proxies = ONE_PROXY
+    ) -> None:
         self._path = path
+        self._proxies = proxies
         self._clock = clock
         self._written_at = Now.of(clock)
         self._state = self._load()
@@ -60,7 +64,7 @@ class OperatorStore:
 
     def adopt(self, networks: Sequence[AccessNetwork]) -> tuple[str, ...]:
         """Use these access networks from now on; a line for every override that does not fit them and is dropped."""
-        self._networks, self._locate = networks, Locator(networks)
+        self._networks, self._locators = networks, Locators(networks, self._proxies)
         self._prefixes = {network.name: network.client_prefix for network in networks}
         before = self._state.overrides
         objections = {override: self._objection(override, before) for override in before}
@@ -128,10 +132,10 @@ class OperatorStore:
 
     def _not_in_network(self, network: str, client: Address) -> str | None:
         """The error text for an address that is not in a network; None if it is."""
-        located = self._locate(client)
-        if located is not None and located.name == network:
+        located = [at.name for locate in self._locators.each if (at := locate(client)) is not None]
+        if network in located:
             return None
-        where = "no access network" if located is None else located.name
+        where = listed(dict.fromkeys(located)) if located else "no access network"
         return f"{client}: is in {where}; allowed: an address in {network}"
 
     def _store(self, state: OperatorState) -> None:
@@ -194,7 +198,7 @@ def objection(override: Override, overrides: Iterable[Override], networks: Seque
     network = next((network for network in networks if network.name == override.network), None)
     if network is None:
         return _no_such_network(override.network, networks)
-    if override.kind.is_cap and network.preference == min(n.preference for n in networks):
+    if override.kind.is_cap and network.is_most_preferred(networks):
         return f"{network.name}: is a most preferred network, where a cap never applies; allowed: --limit"
     present = [o for o in overrides if o.network == network.name]
     by_hand = {o.kind: o.rate for o in present if o.client is None}

@@ -18,7 +18,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, AttachType, BpfObject, is_attached
 from mptcp_throttle.model import AccessNetwork
-from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.interfaces import Interface, find_interfaces
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings, read_counters
@@ -40,13 +40,13 @@ _RETRY_SECONDS: Final = 30.0
 
 
 class DiscardPrograms:
-    """The programs, for connections to these ports. All methods raise KernelError."""
+    """The programs, for connections to these proxies. All methods raise KernelError."""
 
-    def __init__(self, ports: Ports) -> None:
+    def __init__(self, proxies: Proxies) -> None:
         # They need neither the cookie of the namespace nor the handle of HTB.
-        self.object = BpfObject(OBJECTS / "discards.bpf.o", pack_settings(0, ports, 0))
+        self.object = BpfObject(OBJECTS / "discards.bpf.o", pack_settings(0, proxies, 0))
         try:
-            self._networks = NetworksMap(self.object.map("networks"))
+            self._networks = NetworksMap(self.object.map("networks"), proxies)
             self._counters = self.object.map("counters")
         except KernelError:
             self.object.close()
@@ -83,10 +83,10 @@ class DiscardPrevention:
     It goes on while the sniffer does not answer, and stops while the operator pauses.
     """
 
-    def __init__(self, interfaces: tuple[str, ...], ports: Ports) -> None:
+    def __init__(self, proxies: Proxies) -> None:
         self._counters = DiscardCounters()
-        self._names = interfaces
-        self._ports = ports
+        self._names = proxies.together.interfaces
+        self._proxies = proxies
         self._programs: DiscardPrograms | None = None
         self._networks: Sequence[AccessNetwork] = ()
         self._links: dict[Interface, list[int]] = {}
@@ -118,7 +118,7 @@ class DiscardPrevention:
 
     def _attach(self) -> None:
         if self._programs is None:
-            self._programs = DiscardPrograms(self._ports)
+            self._programs = DiscardPrograms(self._proxies)
         self._programs.set_networks(self._networks)
         present = find_interfaces(self._names)
         for gone in self._links.keys() - present:

@@ -9,12 +9,14 @@ from typing import Final
 from mptcp_throttle.linux.c_layout import pack
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import AccessNetwork, Network, RateKind
+from mptcp_throttle.proxies import Proxies, networks_of
 from mptcp_throttled.kernel import program_layout
 from mptcp_throttled.kernel.program_layout import mapped
 from mptcp_throttled.vocabulary.kernel_plan import payload_pace
 
 _IPV4: Final = IPv4Network("0.0.0.0/0")
 _IPV4_MAPPED_BITS: Final = 96
+_PROXY_BITS: Final = 32
 _MAX_U32: Final = 0xFFFF_FFFF
 _MAX_PACE: Final = _MAX_U32 - 1  # the next one is UNLIMITED (bpf/socket.h)
 _SLOW_CAPS: Final = 4  # bpf/steering.bpf.c
@@ -27,8 +29,9 @@ _NO_NETWORK: Final = pack(
 class NetworksMap:
     """The map of a program."""
 
-    def __init__(self, networks: BpfMap) -> None:
+    def __init__(self, networks: BpfMap, proxies: Proxies) -> None:
         self._map = networks
+        self._proxies = proxies
         self._networks: Sequence[AccessNetwork] | None = None
         self._steered = False
         self._elements: dict[bytes, bytes] = {}
@@ -40,25 +43,30 @@ class NetworksMap:
         """
         if networks is self._networks and steered == self._steered:
             return
-        wanted = pack_networks(networks, steered=steered)
+        wanted = pack_networks(networks, self._proxies, steered=steered)
         self._map.update({key: value for key, value in wanted.items() if self._elements.get(key) != value})
         self._map.delete_all(self._elements.keys() - wanted)
         self._networks, self._steered, self._elements = networks, steered, wanted
 
 
-def pack_networks(networks: Sequence[AccessNetwork], *, steered: bool = False) -> dict[bytes, bytes]:
+def pack_networks(networks: Sequence[AccessNetwork], proxies: Proxies, *, steered: bool = False) -> dict[bytes, bytes]:
     """The elements of the map `networks`, in which the longest prefix decides: struct prefix and struct network."""
-    # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
-    no_ipv4 = {_prefix(_IPV4): _NO_NETWORK}
-    # A client with rates of its own comes later, under the same name. Its cap makes no path of other clients slow.
-    named = list({network.name: network for network in reversed(networks)}.values())
-    of_networks = ((network.subnets, _network(network, named, steered=steered)) for network in networks)
-    return no_ipv4 | {_prefix(subnet): value for subnets, value in of_networks for subnet in subnets}
+    packed: dict[bytes, bytes] = {}
+    for number, (name, _) in proxies.numbered():
+        of_proxy = networks_of(name, networks)
+        # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
+        packed[_prefix(number, _IPV4)] = _NO_NETWORK
+        # A client with rates of its own comes later, under the same name. Its cap makes no path of other clients slow.
+        first = list({network.name: network for network in reversed(of_proxy)}.values())
+        for network in of_proxy:
+            value = _network(number, network, first, steered=steered)
+            packed |= {_prefix(number, subnet): value for subnet in network.subnets}
+    return packed
 
 
-def _prefix(subnet: Network) -> bytes:
-    bits = subnet.prefixlen + (_IPV4_MAPPED_BITS if isinstance(subnet, IPv4Network) else 0)
-    return pack(program_layout.Prefix(bits, mapped(subnet.network_address)))
+def _prefix(proxy: int, subnet: Network) -> bytes:
+    bits = _PROXY_BITS + subnet.prefixlen + (_IPV4_MAPPED_BITS if isinstance(subnet, IPv4Network) else 0)
+    return pack(program_layout.Prefix(bits, proxy, mapped(subnet.network_address)))
 
 
 def _slow_rate(network: AccessNetwork, networks: Sequence[AccessNetwork]) -> int:
@@ -68,7 +76,7 @@ def _slow_rate(network: AccessNetwork, networks: Sequence[AccessNetwork]) -> int
     return min(_SLOW_CAPS * max(caps, default=0), _MAX_U32)
 
 
-def _network(network: AccessNetwork, networks: Sequence[AccessNetwork], *, steered: bool) -> bytes:
+def _network(proxy: int, network: AccessNetwork, networks: Sequence[AccessNetwork], *, steered: bool) -> bytes:
     cap = network.rates.get(RateKind.CAP)
     pace = 0 if cap is None else min(payload_pace(cap, 1), _MAX_PACE)
     provisional_ns = round(network.provisional * 1e9)
@@ -84,5 +92,6 @@ def _network(network: AccessNetwork, networks: Sequence[AccessNetwork], *, steer
             max_loss=round((healthy.loss or 0) * 1000),
             min_rate=0 if healthy.rate is None else min(healthy.rate.bytes_per_second, _MAX_U32),
             slow_rate=_slow_rate(network, networks),
+            proxy=proxy,
         )
     )

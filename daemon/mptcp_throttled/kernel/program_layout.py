@@ -15,13 +15,13 @@ from mptcp_throttle.linux.c_layout import U32, U64, pack, size_of, struct_of, un
 from mptcp_throttle.linux.inet_diag import IPV4_MAPPED, unmapped
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import Address, FourTuple
-from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.vocabulary.control_group import KEY_BYTES, NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, SteeringCounters, UplinkCounters
 
 OBJECTS: Final = Path(__file__).with_name("bpf")
 
-_PORT_BYTES: Final = 65536 // 8
+_PORTS: Final = 65536
 
 _Counters = TypeVar("_Counters", UplinkCounters, ProgramCounters, DiscardCounters, SteeringCounters)
 
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     """Constants of a program."""
 
     netns_cookie: U64
-    ports: Annotated[bytes, f"{_PORT_BYTES}s"]
+    proxies: Annotated[bytes, f"{_PORTS}s"]
     htb_handle: U32
     control_bound: U32
     control_key: Annotated[bytes, f"{KEY_BYTES}s"]
@@ -54,6 +54,14 @@ class Prefix(NamedTuple):
     """The key of an access network."""
 
     bits: U32
+    proxy: U32
+    address: Annotated[bytes, "16s"]
+
+
+class Client(NamedTuple):
+    """A client of a proxy."""
+
+    proxy: U32
     address: Annotated[bytes, "16s"]
 
 
@@ -69,6 +77,8 @@ class Network(NamedTuple):
     max_loss: U32 = 0
     min_rate: U32 = 0
     slow_rate: U32 = 0
+    proxy: U32 = 0
+    padding: U32 = 0
 
 
 class Sick(NamedTuple):
@@ -195,12 +205,14 @@ class Ack(NamedTuple):
 
 
 def pack_settings(
-    netns_cookie: int, ports: Ports, htb_handle: int, control_group: ControlGroup = NO_CONTROL_GROUP
+    netns_cookie: int, proxies: Proxies, htb_handle: int, control_group: ControlGroup = NO_CONTROL_GROUP
 ) -> bytes:
     """The content of `.rodata`."""
-    bits = sum((1 << len(each)) - 1 << each[0] for each in ports.ranges)
-    packed = bits.to_bytes(_PORT_BYTES, "little")
-    return pack(Settings(netns_cookie, packed, htb_handle, control_group.bound, control_group.key))
+    numbers = bytearray(_PORTS)
+    for number, (_, proxy) in proxies.numbered():
+        for each in proxy.ports.ranges:
+            numbers[each.start : each.stop] = bytes([number]) * len(each)
+    return pack(Settings(netns_cookie, bytes(numbers), htb_handle, control_group.bound, control_group.key))
 
 
 def pack_ends(ends: FourTuple) -> bytes:

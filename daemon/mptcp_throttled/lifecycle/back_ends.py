@@ -141,7 +141,7 @@ def _paced_sockets(
     if not config.daemon.pacing:
         return None
     cgroup = None if config.daemon.cgroup is None else Path(config.daemon.cgroup)
-    return PacedSockets(config.proxy.ports, cgroup, keep=keep, steering_maps=steering_maps, control_group=control_group)
+    return PacedSockets(config.proxies, cgroup, keep=keep, steering_maps=steering_maps, control_group=control_group)
 
 
 def _steering(config: Config, control_group: ControlGroup) -> Steering | NoSteering:
@@ -153,7 +153,7 @@ def _steering(config: Config, control_group: ControlGroup) -> Steering | NoSteer
     if not config.sniffer.kernel_view:
         return NoSteering("sniffer.kernel_view is false")
     filters = ClsactFilters(config.sockets.daemon.parent, FilterSet.STEERING)
-    return Steering(config.proxy.interfaces, config.proxy.ports, filters, control_group)
+    return Steering(config.proxies, filters, control_group)
 
 
 def _discard_prevention(config: Config) -> Feature:
@@ -162,4 +162,4 @@ def _discard_prevention(config: Config) -> Feature:
     # Without kernel_view the proxy's sockets are on another host.
     if not config.sniffer.kernel_view:
         return Absent("sniffer.kernel_view is false", is_drawback=False)
-    return DiscardPrevention(config.proxy.interfaces, config.proxy.ports)
+    return DiscardPrevention(config.proxies)

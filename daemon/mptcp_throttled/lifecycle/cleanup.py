@@ -13,6 +13,7 @@ from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.ports import NO_PORTS, Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.enforcing.reconciler import Reconciler
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, FilterSet
 from mptcp_throttled.kernel.sockets.pacing import PacedSockets
@@ -60,7 +61,7 @@ def release_old_ports(recorded: Ports, ports: Ports, kept: KeptLink) -> None:
     unserved = recorded - ports
     if unserved:
         kept.forget_earlier()  # its program would throttle them again
-        release_sockets(PacedSockets(unserved).free_sockets)
+        release_sockets(PacedSockets(Proxies.only(unserved)).free_sockets)
 
 
 def free_steered(directory: Path, ports: Ports) -> None:

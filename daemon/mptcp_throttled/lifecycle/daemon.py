@@ -75,13 +75,13 @@ class Daemon:
         self._stopping = False
         self._restarting = False
         clock = Clock()
-        operator = OperatorStore(config.state_directory / "overrides.json", config.networks, clock)
+        operator = OperatorStore(config.state_directory / "overrides.json", config.networks, clock, config.proxies)
         self._running = RunningConfig(config, clock.time())
         self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
         boot = boot_identifier(config.sockets.daemon.parent)
         self._history = History(config.state_directory / "history.sqlite", boot)
         self._clock = clock
-        self._accounts = accounts = Accounts(self._history, clock)
+        self._accounts = accounts = Accounts(self._history, clock, config.proxies)
         self._own_ports = kernel.htb.ports | uplinks.ports | steering.ports
         self._comparison = Comparison(control_group.share)
         self._loop = Loop(

@@ -22,14 +22,14 @@ MAX_ADDRESSES: Final = 64
 """Of one client in one network: many more than privacy extensions give a host at a time (RFC 8981)."""
 
 
-def links(connection: Connection, locate: Locator) -> Iterator[Link]:
-    """The pairs of different addresses that a connection shows to be one client's."""
+def links(connection: Connection, locate: Locator) -> Iterator[tuple[str, Link]]:
+    """The pairs of different addresses that a connection shows to be one client's, each with the network's name."""
     first: dict[str, Address] = {}
     for subflow in connection.subflows:
         network = locate(subflow.ends.client.address)
         address = locate.prefix(subflow.ends.client.address)
         if network is not None and first.setdefault(network.name, address) != address:
-            yield first[network.name], address
+            yield network.name, (first[network.name], address)
 
 
 def address_order(address: Address) -> tuple[int, int]:
@@ -44,7 +44,7 @@ class _Group:
 
 
 class Clients:
-    """Maps an address to the lowest address of its client; an address without links is a client of its own."""
+    """Maps an address of one network to the lowest address of its client; without links it is a client of its own."""
 
     def __init__(self) -> None:
         self._links: dict[Address, Counter[Address]] = {}

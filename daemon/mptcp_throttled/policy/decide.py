@@ -28,6 +28,9 @@ _IN_CONTROL_GROUP: Final = "in the control group"
 _NO_NETWORK: Final = "address is in no access network"
 
 
+ClientOf = Callable[[AccessNetwork, Address], Address]
+
+
 class _Own(NamedTuple):
     """A client, by its first address, the terms that it has of its own, and the kinds of which these have a rate."""
 
@@ -39,7 +42,7 @@ class _Own(NamedTuple):
 def decide(
     connection: Connection,
     locate: Locator,
-    client_of: Callable[[Address], Address],
+    client_of: ClientOf,
     terms: PresentTerms,
     *,
     paused: bool,
@@ -50,8 +53,9 @@ def decide(
 
     No download of a connection in the `control_group` has a cap.
     `ports`: only subflows on these ports of the proxy can be throttled, but for their uplinks; None: all of them.
-    `client_of` gives the address, the first of a prefix, that stands for the client with an address. Of the `terms` of
-    networks, only the kinds count that there is a rate of. A client with terms of its own has a share of its own.
+    `client_of` gives the address, the first of a prefix, that stands for the client with an address of a network. Of
+    the `terms` of networks, only the kinds count that there is a rate of. A client with terms of its own has a share of
+    its own.
     """
     networks = [locate(subflow.ends.client.address) for subflow in connection.subflows]
     located = tuple(zip(connection.subflows, networks, strict=True))
@@ -125,7 +129,7 @@ def _verdict(
     own: _Own | None,
     relieved_by: str | None,
     sick: str | None,
-    client_of: Callable[[Address], Address],
+    client_of: ClientOf,
     *,
     is_used: bool,
     is_control: bool,
@@ -180,12 +184,12 @@ def _why_free(sick: str | None, owner: str, *, has_cap: bool, is_used: bool) -> 
     return sick or "no live subflow on a more preferred network"
 
 
-def _who(subflow: Subflow, network: AccessNetwork, client_of: Callable[[Address], Address]) -> str:
+def _who(subflow: Subflow, network: AccessNetwork, client_of: ClientOf) -> str:
     match network.per:
         case Per.NETWORK:
             return ""
         case Per.CLIENT:
-            client = client_of(subflow.ends.client.address)
+            client = client_of(network, subflow.ends.client.address)
             bits = network.client_prefix.bits(client)
             return str(client) if bits == client.max_prefixlen else f"{client}/{bits}"
         case Per.SUBFLOW:

@@ -7,6 +7,7 @@ known. When none of them is left, all decisions equal `decide` of every connecti
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
@@ -15,11 +16,12 @@ from immutables import Map
 
 from mptcp_throttle.model import AccessNetwork, Address, Connection, Token
 from mptcp_throttle.ports import NO_PORTS, Ports
-from mptcp_throttled.policy.clients import Clients, links
+from mptcp_throttle.proxies import ONE_PROXY, Proxies
+from mptcp_throttled.policy.clients import Clients, Link, links
 from mptcp_throttled.policy.decide import decide
 from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.decision import Decision, Previous
-from mptcp_throttled.vocabulary.locator import Locator
+from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.terms import PresentTerms
 
 _PORTION: Final = 256
@@ -29,8 +31,9 @@ _PORTION: Final = 256
 class DecisionTable:
     """The connections and the decisions for them, as maps that never change. For one thread."""
 
-    def __init__(self, control_group: ControlGroup = NO_CONTROL_GROUP) -> None:
+    def __init__(self, control_group: ControlGroup = NO_CONTROL_GROUP, proxies: Proxies = ONE_PROXY) -> None:
         self._control_group = control_group
+        self._proxies = proxies
         self.connections: Map[Token, Connection] = Map()
         self.decisions: Map[Token, tuple[Decision, ...]] = Map()
         self._renamed: dict[Token, None] = {}
@@ -40,8 +43,8 @@ class DecisionTable:
 
     def _use(self, networks: Sequence[AccessNetwork]) -> None:
         self._networks = tuple(networks)
-        self._locate = Locator(networks)
-        self._clients = Clients()
+        self._locators = Locators(networks, self._proxies)
+        self._clients: defaultdict[str, Clients] = defaultdict(Clients)
         self._users: dict[Address, set[Token]] = {}
         for connection in self.connections.values():
             self._add_user(connection)
@@ -61,7 +64,7 @@ class DecisionTable:
         self._paused = paused
         if self._networks != tuple(networks):
             self._use(networks)
-            self._clients.change((), self._links(self.connections.values()))
+            self._change_clients((), self.connections.values())
             is_same = False
         if not is_same:
             self._renamed.clear()
@@ -91,7 +94,6 @@ class DecisionTable:
         """Take connections as they are now, None for one that has ended; and decide a portion of those that wait."""
         before = [self.connections[token] for token in changes if token in self.connections]
         after = [connection for connection in changes.values() if connection is not None]
-        gone, come = self._links(before), self._links(after)
         for connection in before:
             self._remove_user(connection)
         with self.connections.mutate() as connections:
@@ -102,7 +104,7 @@ class DecisionTable:
                     connections[token] = changed
                     self._add_user(changed)
             self.connections = connections.finish()
-        for address in self._clients.change(gone, come):
+        for address in self._change_clients(before, after):
             self._renamed.update(dict.fromkeys(self._users.get(address, ())))
         for token in changes:
             self._renamed.pop(token, None)
@@ -124,7 +126,7 @@ class DecisionTable:
                 else:
                     decisions[token] = decide(
                         connection,
-                        self._locate,
+                        self._locators.of(connection.port),
                         self._client_of,
                         self._terms,
                         paused=self._paused,
@@ -134,11 +136,24 @@ class DecisionTable:
             self.decisions = decisions.finish()
         return previous
 
-    def _client_of(self, address: Address) -> Address:
-        return self._clients(self._locate.prefix(address))
+    def _client_of(self, network: AccessNetwork, address: Address) -> Address:
+        return self._clients[network.name](network.client_prefix.first(address))
 
-    def _links(self, connections: Iterable[Connection]) -> list[tuple[Address, Address]]:
-        return [link for connection in connections for link in links(connection, self._locate)]
+    def _change_clients(self, before: Iterable[Connection], after: Iterable[Connection]) -> list[Address]:
+        """Remove and add the links of connections; the addresses whose client has changed."""
+        gone, come = self._links(before), self._links(after)
+        return [
+            address
+            for name in {**gone, **come}
+            for address in self._clients[name].change(gone.get(name, ()), come.get(name, ()))
+        ]
+
+    def _links(self, connections: Iterable[Connection]) -> dict[str, list[Link]]:
+        by_network: dict[str, list[Link]] = {}
+        for connection in connections:
+            for name, link in links(connection, self._locators.of(connection.port)):
+                by_network.setdefault(name, []).append(link)
+        return by_network
 
     def _add_user(self, connection: Connection) -> None:
         for address in self._prefixes(connection):
@@ -152,7 +167,8 @@ class DecisionTable:
                 del self._users[address]
 
     def _prefixes(self, connection: Connection) -> set[Address]:
-        return {self._locate.prefix(subflow.ends.client.address) for subflow in connection.subflows}
+        locate = self._locators.of(connection.port)
+        return {locate.prefix(subflow.ends.client.address) for subflow in connection.subflows}
 
 
 def _changed(before: PresentTerms, after: PresentTerms) -> set[Address]:

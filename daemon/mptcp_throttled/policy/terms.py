@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from mptcp_throttle.model import AccessNetwork, Address, Direction
+from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttled.policy.client_networks import client_networks
 from mptcp_throttled.policy.rules import override, schedule
 from mptcp_throttled.vocabulary.terms import UNLIMITED, ClientKey, Facts, PresentTerms, RuleInput, Term, Terms
@@ -80,7 +81,8 @@ class CurrentTerms:
     to compare thousands of subnets takes long. `effective` are the networks with the rates of the terms, and behind
     them each client with terms of its own, as a network."""
 
-    def __init__(self) -> None:
+    def __init__(self, proxies: Proxies = ONE_PROXY) -> None:
+        self._proxies = proxies
         self.configured: tuple[AccessNetwork, ...] = ()
         self.effective: tuple[AccessNetwork, ...] = ()
         self.terms = PresentTerms()
@@ -103,7 +105,7 @@ class CurrentTerms:
             network.with_rates({kind: term.rate for kind, term in terms.by_network[network.name].items()})
             for network in configured
         )
-        effective = (*networks, *client_networks(networks, terms.by_client))
+        effective = (*networks, *client_networks(networks, terms.by_client, self._proxies))
         if effective != self.effective:
             self.effective = effective
         return self.terms

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mptcp_throttle.model import AccessNetwork, Address
+from mptcp_throttle.proxies import Proxies, networks_of
 from mptcp_throttle.subnet_table import network_table
 
 _CACHE_ENTRIES: Final = 65536
 
 
 class Locator:
-    """Looks up the access network of an address, by longest match, once per address."""
+    """Looks up the access network of an address among those of one proxy, by longest match, once per address."""
 
     def __init__(self, networks: Iterable[AccessNetwork]) -> None:
         self._table = network_table(networks)
@@ -32,3 +33,21 @@ class Locator:
                 self._known.clear()
             network = self._known[address] = self._table.find(address)
             return network
+
+
+class Locators:
+    """The locators of all proxies."""
+
+    def __init__(self, networks: Sequence[AccessNetwork], proxies: Proxies) -> None:
+        self.each = [Locator(networks_of(proxy, networks)) for proxy in proxies.by_name]
+        self._of_no_proxy = Locator(())
+        self._proxies = proxies
+        self._by_port: dict[int, Locator] = {}
+
+    def of(self, port: int) -> Locator:
+        """That of the proxy with this port; of a port that no proxy has, one without networks."""
+        locator = self._by_port.get(port)
+        if locator is None:
+            number = self._proxies.number_of(port)
+            locator = self._by_port[port] = self.each[number - 1] if number else self._of_no_proxy
+        return locator

@@ -56,7 +56,9 @@ def interface(host: Host) -> Iterator[Finding]:
 def listeners(host: Host) -> Iterator[Finding]:
     """Whether a process listens on each port of the proxy, with MPTCP; of a range, on one of its ports at least."""
     with_mptcp, used = _listening("-M"), _listening("-t")
-    for item in host.config.proxy.ports.items:
+    of_proxies = [(name, item) for name, proxy in host.config.proxies.by_name.items() for item in proxy.ports.items]
+    for name, item in of_proxies:
+        key = "proxy.ports" if name is None else f"proxies.{name}.ports"
         ports = Ports.parse([item])
         plain, is_served = (ports & used) - with_mptcp, bool(ports & with_mptcp)
         subject = f"proxy port {item}" if len(ports) == 1 else f"proxy ports {item}"
@@ -68,7 +70,7 @@ def listeners(host: Host) -> Iterator[Finding]:
         elif is_served:
             yield Finding(subject)
         else:
-            remedy = f"start the proxy, or set proxy.ports{_remedy_for_port(ports)}"
+            remedy = f"start the proxy, or set {key}{_remedy_for_port(ports, key)}"
             yield Finding(subject, f"no process listens on {'it' if len(ports) == 1 else 'them'}", remedy)
 
 
@@ -240,7 +242,7 @@ def access(host: Host) -> Iterator[Finding]:
     yield note("access to Squid", is_well=serves_hosts(lines), problem=problem, remedy=remedy)
 
 
-def _remedy_for_port(ports: Ports) -> str:
+def _remedy_for_port(ports: Ports, key: str) -> str:
     """What else to do where no process listens on ports of the proxy: Debian's Squid has 3128. May be empty."""
     try:
         of_squid = Ports.of(http_ports(read_lines(CONFIGURATION)))
@@ -249,6 +251,6 @@ def _remedy_for_port(ports: Ports) -> str:
     if not of_squid or of_squid & ports:
         return ""
     return (
-        f"; Squid's http_port is {of_squid}: set proxy.ports to it, or write `http_port {min(ports)}` into a file in"
+        f"; Squid's http_port is {of_squid}: set {key} to it, or write `http_port {min(ports)}` into a file in"
         " /etc/squid/conf.d, and `http_access allow` for the subnets of the clients"
     )

@@ -16,6 +16,10 @@ function rate(network, direction, kind) {
   return `${text || "unlimited"} (${reason}${left === null ? "" : `, for ${format.duration(left)}`})`;
 }
 
+function label({ name, proxy }) {
+  return proxy ? `${name} (proxy ${proxy})` : name;
+}
+
 function uplink(network) {
   const [cap, limit] = [rate(network, "uplink", "cap"), rate(network, "uplink", "limit")];
   return [cap && `cap ${cap}`, limit && `limit ${limit}`].filter(Boolean).join(", ");
@@ -36,7 +40,7 @@ export class Networks {
       byId("network-rows"), shown, (network) => network.name,
       (network) => this.makeRow(network),
       (made, network) => fill(made, [
-        null, format.rate(network.sent_bps), format.rate(network.received_bps), rate(network, "downlink", "cap") || "–",
+        label(network), format.rate(network.sent_bps), format.rate(network.received_bps), rate(network, "downlink", "cap") || "–",
         rate(network, "downlink", "limit") || "–", uplink(network) || "–", String(network.subflows), String(network.throttled_subflows),
         format.size(network.totals.ip_sent_throttled), format.seconds(network.totals.held_back_ms), null,
       ]),
@@ -51,7 +55,7 @@ export class Networks {
 
   makeRow(network) {
     const made = row(["", "number", "number", "", "", "", "number", "number", "number", "number", "change"]);
-    made.cells[0].replaceWith(element("th", { scope: "row", textContent: network.name }));
+    made.cells[0].replaceWith(element("th", { scope: "row" }));
     const set = element("button", { type: "button", textContent: "set rate", onclick: () => this.actions.askRate(network.name) });
     const reset = element("button", { type: "button", textContent: "reset", onclick: () => this.actions.change("reset_rate", { network: network.name }) });
     set.setAttribute("aria-label", `set rate of ${network.name}`);

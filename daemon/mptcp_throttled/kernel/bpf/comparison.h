@@ -87,15 +87,13 @@ static __always_inline void report_ended(const struct connection *connection, __
 
 /* When a subflow has closed. */
 static __always_inline void end_comparison(const struct compared *compared, struct tcp_sock *tp, __u32 token,
-					   const struct ends *ends)
+					   const struct network *network)
 {
 	struct connection *connection = compared->is_known ? bpf_map_lookup_elem(&connections, &token) : NULL;
-	struct network *network;
 	__u64 bytes;
 
 	if (!connection)
 		return;
-	network = network_of(ends->client);
 	bytes = BPF_CORE_READ(tp, bytes_sent);
 	__sync_fetch_and_add(&connection->bytes, bytes);
 	if (network && network->pace)

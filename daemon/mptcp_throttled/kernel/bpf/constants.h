@@ -9,11 +9,12 @@
 
 const volatile struct settings settings SEC(".rodata");
 
-static __always_inline bool is_proxy_port(__u32 port)
+/* The number of the proxy that has a port; 0: none has it. */
+static __always_inline __u32 proxy_with_port(__u32 port)
 {
-	/* Without it clang drops `% PORT_BYTES`, and the verifier of Linux 6.1 misses that bound. */
+	/* Without it clang drops `% PORTS`, and the verifier of Linux 6.1 misses that bound. */
 	barrier_var(port);
-	return settings.ports[port / 8 % PORT_BYTES] >> port % 8 & 1;
+	return settings.proxies[port % PORTS];
 }
 
 #endif

@@ -71,7 +71,8 @@ SHARED_WITH_DAEMON(shared_counter, enum discards_counter);
 
 static __always_inline bool is_on_a_network(const struct ends *ends)
 {
-	struct network *network = is_proxy_port(ends->proxy_port) ? network_of(ends->client) : NULL;
+	__u32 proxy = proxy_with_port(ends->proxy_port);
+	struct network *network = proxy ? network_of(proxy, ends->client) : NULL;
 
 	return network && network->preference != NO_PREFERENCE;
 }

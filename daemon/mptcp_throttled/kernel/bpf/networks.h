@@ -8,22 +8,23 @@
 #include <bpf/bpf_helpers.h>
 #include "settings.h"
 
-#define ADDRESS_BITS 128
+#define MAX_PROXIES 16 /* mptcp_throttle/proxies.py */
+#define KEY_BITS (32 + 128)
 
-/* Twice the most that a configuration may have (mptcp_throttle/config/load.py): a reload adds the
- * new subnets before it deletes the old ones. A subnet takes up to 200 bytes of memory, its share
+/* Twice the most that a configuration may have (mptcp_throttle/config/load.py), and one for each
+ * proxy: a reload adds the new subnets before it deletes the old ones. A subnet takes up to 200 bytes of memory, its share
  * of the inner nodes included. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 2 * 65536);
+	__uint(max_entries, 2 * (65535 + MAX_PROXIES));
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct prefix);
 	__type(value, struct network);
 } networks SEC(".maps");
 
-static __always_inline struct network *network_of(const __u8 address[16])
+static __always_inline struct network *network_of(__u32 proxy, const __u8 address[16])
 {
-	struct prefix key = { .bits = ADDRESS_BITS };
+	struct prefix key = { .bits = KEY_BITS, .proxy = proxy };
 
 	__builtin_memcpy(key.address, address, sizeof(key.address));
 	return bpf_map_lookup_elem(&networks, &key);

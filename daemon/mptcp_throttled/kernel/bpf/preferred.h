@@ -50,7 +50,7 @@ enum member { REGULAR = 1, PREFERRED_REGULAR = 2, PREFERRED_BACKUP = 4 };
 
 /* Not inlined, and with numbers for pointers, so that the verifier looks at it once: inlined into
  * the loop below it takes a second. */
-__noinline int member_of(__u64 member, __u32 preference)
+__noinline int member_of(__u64 member, __u32 proxy, __u32 preference)
 {
 	struct mptcp_subflow_context *context = (void *)member;
 	struct sock *sk = BPF_CORE_READ(context, tcp_sock);
@@ -61,7 +61,7 @@ __noinline int member_of(__u64 member, __u32 preference)
 	if (!sk || !is_live(context, sk))
 		return 0;
 	client_address(sk, address);
-	network = network_of(address);
+	network = network_of(proxy, address);
 	preferred = network && network->preference < preference && !is_sick(sk, network);
 	backup = is_backup(context, sk);
 	if (backup)
@@ -112,11 +112,12 @@ static __always_inline struct tcp_sock *next_socket(struct walk *walk, struct en
 
 enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLOWS };
 
-/* Whether the connection has, on a network that is more preferred, a live subflow, and whether
+/* Whether the connection has, on a network that is preferred to this one, a live subflow, and whether
  * MPTCP uses both it and this subflow. If a member of the list goes while it is read, the
  * answer may be wrong until it is asked for again. */
-static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, __u32 preference)
+static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, const struct network *network)
 {
+	__u32 proxy = network->proxy, preference = network->preference;
 	struct walk walk = members_of(connection_of(tp));
 	int members = 0;
 
@@ -126,7 +127,7 @@ static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, __u
 
 		if (!context)
 			break;
-		members |= member_of((__u64)context, preference);
+		members |= member_of((__u64)context, proxy, preference);
 		if (members & PREFERRED_REGULAR)
 			break;
 	}

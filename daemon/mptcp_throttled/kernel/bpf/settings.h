@@ -10,15 +10,15 @@
  * with program_layout.py. libbpf skips the section. */
 #define SHARED_WITH_DAEMON(name, type) type *name SEC("shared")
 
-#define PORT_BYTES (65536 / 8)
+#define PORTS 65536
 
 /* Constant once the program is loaded. Sockets of other network namespaces, each with a daemon of
- * its own, may be in the same cgroup. `ports` has a bit for each port, the lowest of a byte first. A
- * connection is in the control group if the low 32 bits of the hash of its token are below
+ * its own, may be in the same cgroup. `proxies` has the number of the proxy with each port; 0: none
+ * has it. A connection is in the control group if the low 32 bits of the hash of its token are below
  * `control_bound`; 0: there is none. */
 struct settings {
 	__u64 netns_cookie;
-	__u8 ports[PORT_BYTES];
+	__u8 proxies[PORTS];
 	__u32 htb_handle;
 	__u32 control_bound;
 	__u64 control_key[2];
@@ -33,13 +33,21 @@ struct ends {
 	__u32 proxy_port;
 };
 
-/* The key of an access network: a prefix, IPv4-mapped like all addresses. */
+/* The key of an access network: the number of a proxy, whose bits count as well, and a prefix,
+ * IPv4-mapped like all addresses. */
 struct prefix {
 	__u32 bits;
+	__u32 proxy;
 	__u8 address[16];
 };
 
-/* An access network. `pace` is that of a capped subflow that the daemon has not decided on yet; 0:
+/* A client of a proxy. */
+struct client {
+	__u32 proxy;
+	__u8 address[16];
+};
+
+/* An access network of the proxy with this number. `pace` is that of a capped subflow that the daemon has not decided on yet; 0:
  * no cap. For `provisional_ns` a connection's first subflow has that pace too, until a preferred
  * one can have joined. `limited`: the network has a limit, so the daemon gives each subflow a
  * class, capped or not. `steered`: steering.bpf.c holds capped subflows back, so they need no pace.
@@ -56,6 +64,8 @@ struct network {
 	__u32 max_loss;
 	__u32 min_rate;
 	__u32 slow_rate;
+	__u32 proxy;
+	__u32 padding;
 };
 
 /* A subflow that has closed, with its totals. Bytes are payload; those sent include those

@@ -91,7 +91,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_STEERED);
-	__uint(key_size, sizeof(((struct ends *)0)->client));
+	__type(key, struct client);
 	__type(value, __u32);
 } bucket_numbers_of_clients SEC(".maps");
 
@@ -118,7 +118,8 @@ struct {
 /* Of a subflow that others may wait for: since when it has sent without a break, when it sent data
  * last, how much, and when another may get a pulse. `sent` is what its socket has sent in all, and
  * `acked` what had been acknowledged before `since`.
- * `preference` is that of its network, which has no cap until `network_known_until`. */
+ * `preference` is that of its network, one of the proxy with this number, which has no cap until
+ * `network_known_until`. */
 struct sending {
 	__u64 since;
 	__u64 last_sent;
@@ -128,7 +129,7 @@ struct sending {
 	__u64 acked;
 	__u64 network_known_until;
 	__u32 preference;
-	__u32 padding;
+	__u32 proxy;
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -206,12 +207,15 @@ static __always_inline struct steered *add_steered(struct tcp_sock *tp, const st
 	return bpf_map_lookup_elem(&steered_subflows, ends);
 }
 
-static __always_inline struct bucket *bucket_of(const struct ends *ends)
+static __always_inline struct bucket *bucket_of(__u32 proxy, const struct ends *ends)
 {
 	__u32 *number = bpf_map_lookup_elem(&bucket_numbers, ends);
+	struct client client = { .proxy = proxy };
 
-	if (!number)
-		number = bpf_map_lookup_elem(&bucket_numbers_of_clients, ends->client);
+	if (!number) {
+		__builtin_memcpy(client.address, ends->client, sizeof(client.address));
+		number = bpf_map_lookup_elem(&bucket_numbers_of_clients, &client);
+	}
 	return number ? bpf_map_lookup_elem(&buckets, number) : NULL;
 }
 
@@ -303,7 +307,7 @@ static __always_inline void look(struct steered *steered, struct tcp_sock *tp, c
 	steered->looked_at = now;
 	set_capped(steered, tp,
 		   network && network->pace && !belongs_to_control_group(tp) &&
-			   preferred_subflow(tp, network->preference) == PREFERRED_USED,
+			   preferred_subflow(tp, network) == PREFERRED_USED,
 		   now);
 }
 
@@ -332,15 +336,15 @@ static __always_inline void count_capped(struct __sk_buff *skb, const struct seg
 	steered->interface = skb->ifindex;
 	if (now - steered->looked_at >= LOOK_NS)
 		look(steered, tp, network, now);
-	bucket = steered->is_capped ? bucket_of(&segment->ends) : NULL;
+	bucket = steered->is_capped ? bucket_of(network->proxy, &segment->ends) : NULL;
 	if (segment->payload && !spend_free_bytes(steered, segment->payload) && bucket)
 		charge(&bucket->paid_at, bucket->ns_per_kib, skb->wire_len, now);
 	settle(skb, steered, tp, bucket, now);
 }
 
-static __always_inline bool has_less_preferred_cap(const struct ends *ends, __u32 preference)
+static __always_inline bool has_less_preferred_cap(const struct ends *ends, __u32 proxy, __u32 preference)
 {
-	struct network *network = network_of(ends->client);
+	struct network *network = network_of(proxy, ends->client);
 
 	return network && network->pace && network->preference > preference && network->preference != NO_PREFERENCE;
 }
@@ -350,6 +354,7 @@ struct beginning {
 	struct __sk_buff *skb;
 	struct walk walk;
 	__u64 now;
+	__u32 proxy;
 	__u32 preference;
 };
 
@@ -363,7 +368,7 @@ static long begin_cap_of_member(__u32 index __attribute__((unused)), struct begi
 
 	if (!tp)
 		return 1;
-	if (!has_less_preferred_cap(&ends, beginning->preference))
+	if (!has_less_preferred_cap(&ends, beginning->proxy, beginning->preference))
 		return 0;
 	steered = bpf_map_lookup_elem(&steered_subflows, &ends) ?: add_steered(tp, &ends, beginning->skb->ifindex);
 	if (!steered)
@@ -374,13 +379,15 @@ static long begin_cap_of_member(__u32 index __attribute__((unused)), struct begi
 }
 
 /* At the first packet of a subflow: those on less preferred networks are capped from now on. */
-static __always_inline void begin_caps(struct __sk_buff *skb, struct mptcp_sock *msk, __u32 preference, __u64 now)
+static __always_inline void begin_caps(struct __sk_buff *skb, struct tcp_sock *preferred, const struct network *network,
+				       __u64 now)
 {
 	struct beginning beginning = {
 		.skb = skb,
-		.walk = members_of(msk),
+		.walk = members_of(connection_of(preferred)),
 		.now = now,
-		.preference = preference,
+		.proxy = network->proxy,
+		.preference = network->preference,
 	};
 
 	bpf_loop(MAX_SUBFLOWS, begin_cap_of_member, &beginning, 0);
@@ -448,6 +455,7 @@ struct pulse {
 	__u64 now;
 	__u64 next;
 	struct steered *held;
+	__u32 proxy;
 	__u32 preference;
 };
 
@@ -463,7 +471,7 @@ static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pu
 
 	if (!tp)
 		return 1;
-	if (!has_less_preferred_cap(&ends, pulse->preference))
+	if (!has_less_preferred_cap(&ends, pulse->proxy, pulse->preference))
 		return 0;
 	steered = bpf_map_lookup_elem(&steered_subflows, &ends);
 	if (!steered || !steered->is_capped || steered->client_wants_backup || steered->is_uncounted ||
@@ -473,7 +481,7 @@ static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pu
 		pulse->next = pulse->now + RETRY_PULSE_NS;
 		return 0;
 	}
-	bucket = bucket_of(&ends);
+	bucket = bucket_of(pulse->proxy, &ends);
 	if (!pulse->waiting.is_saturated && (!bucket || SLOW_CAPS * pulse->waiting.ns_per_kib < bucket->ns_per_kib))
 		return 0;
 	if (!pulse->held)
@@ -510,7 +518,7 @@ static __always_inline void count_held(struct steered *held, __u64 now, __u64 un
 /* Lets the first of the capped subflows that help and have their turn send. Returns when to ask
  * again: until then data waits for a path that is held back. */
 static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_sock *msk, const struct waiting *waiting,
-					 __u32 preference, __u64 now)
+					 const struct sending *sending, __u64 now)
 {
 	struct pulse pulse = {
 		.skb = skb,
@@ -518,7 +526,8 @@ static __always_inline __u64 begin_pulse(struct __sk_buff *skb, struct mptcp_soc
 		.waiting = *waiting,
 		.now = now,
 		.next = now + CREDIT_NS,
-		.preference = preference,
+		.proxy = sending->proxy,
+		.preference = sending->preference,
 	};
 
 	bpf_loop(MAX_SUBFLOWS, begin_pulse_of_member, &pulse, 0);
@@ -568,7 +577,7 @@ static __always_inline void watch_preferred(struct __sk_buff *skb, struct sendin
 	msk = connection_of(tp);
 	if (msk && has_more_to_send(tp, msk, payload)) {
 		waiting = waiting_for(tp, msk, sending, now);
-		sending->pulse_at = begin_pulse(skb, msk, &waiting, sending->preference, now);
+		sending->pulse_at = begin_pulse(skb, msk, &waiting, sending, now);
 	}
 }
 
@@ -580,8 +589,8 @@ int steer_downlinks(struct __sk_buff *skb)
 	struct segment segment;
 	struct sending *sending;
 	struct steered *former;
-	struct mptcp_sock *msk;
 	struct tcp_sock *tp;
+	__u32 proxy;
 	__u64 now;
 
 	if (!sk)
@@ -597,9 +606,6 @@ int steer_downlinks(struct __sk_buff *skb)
 	}
 	if (!parse(skb, &segment, false) || segment.tcp.rst)
 		return TC_ACT_UNSPEC;
-	network = network_of(segment.ends.client);
-	if (!network || network->preference == NO_PREFERENCE)
-		return TC_ACT_UNSPEC;
 	if (segment.tcp.syn) { /* a new subflow, with the ports of an earlier one */
 		former = bpf_map_lookup_elem(&steered_subflows, &segment.ends);
 		if (former)
@@ -609,15 +615,21 @@ int steer_downlinks(struct __sk_buff *skb)
 	if (!tp)
 		return TC_ACT_UNSPEC;
 	if (!sending) {
-		msk = connection_to_proxy(tp);
-		sending = msk ? bpf_sk_storage_get(&sendings, sk, 0, BPF_SK_STORAGE_GET_F_CREATE) : NULL;
+		proxy = proxy_of(tp);
+		sending = proxy ? bpf_sk_storage_get(&sendings, sk, 0, BPF_SK_STORAGE_GET_F_CREATE) : NULL;
 		if (!sending)
 			return TC_ACT_UNSPEC;
+		sending->proxy = proxy;
+	}
+	network = network_of(sending->proxy, segment.ends.client);
+	if (!network || network->preference == NO_PREFERENCE)
+		return TC_ACT_UNSPEC;
+	if (!sending->since) {
 		sending->since = sending->last_sent = now;
 		sending->sent = tp->bytes_sent - segment.payload;
 		sending->acked = tp->bytes_acked;
 		if (!is_backup(subflow_context(tp), (void *)tp) && !belongs_to_control_group(tp))
-			begin_caps(skb, msk, network->preference, now);
+			begin_caps(skb, tp, network, now);
 	}
 	sending->preference = network->preference;
 	if (network->pace)
@@ -744,10 +756,11 @@ int deliver_acks(struct __sk_buff *skb)
 static __always_inline bool visit(struct __sk_buff *skb, const struct ends *ends, __u64 now)
 {
 	struct steered *steered = bpf_map_lookup_elem(&steered_subflows, ends);
-	struct bucket *bucket = bucket_of(ends);
 	struct sock_common *common;
+	struct bucket *bucket;
 	struct tcp_sock *tp;
 	bool is_free;
+	__u32 proxy;
 
 	if (!steered)
 		return false;
@@ -756,8 +769,10 @@ static __always_inline bool visit(struct __sk_buff *skb, const struct ends *ends
 		return false;
 	common = find_socket(skb, ends);
 	tp = common ? bpf_skc_to_tcp_sock(common) : NULL;
-	if (tp && !is_listening(tp) && connection_to_proxy(tp)) {
-		look(steered, tp, network_of(ends->client), now);
+	proxy = tp && !is_listening(tp) ? proxy_of(tp) : 0;
+	if (proxy) {
+		look(steered, tp, network_of(proxy, ends->client), now);
+		bucket = bucket_of(proxy, ends);
 		if (bucket && steered->is_capped)
 			look_for_uncounted(steered, tp, bucket, now);
 		settle(skb, steered, tp, bucket, now);
@@ -824,7 +839,7 @@ int adopt(struct bpf_iter__tcp *ctx)
 	if (!tp)
 		return 0;
 	ends_of_socket(common, &ends);
-	network = network_of(ends.client);
+	network = network_of(proxy_of(tp), ends.client);
 	if (!was_held(tp) && (!network || !network->pace))
 		return 0;
 	steered = bpf_map_lookup_elem(&steered_subflows, &ends)

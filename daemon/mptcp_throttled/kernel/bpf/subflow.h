@@ -18,17 +18,27 @@ static __always_inline struct mptcp_sock *connection_of(struct tcp_sock *tp)
 	return (void *)BPF_CORE_READ(subflow_context(tp), conn);
 }
 
-/* The connection of a subflow, if it is one to the proxy; else NULL. It has the port of the socket
- * that accepted it. A subflow that the proxy's kernel has opened, to an address that the client has
- * announced, has a port of its own. */
+/* The number of the proxy that has accepted a connection; 0: none has. The connection has the port of
+ * the socket that accepted it. A subflow that the proxy's kernel has opened, to an address that the
+ * client has announced, has a port of its own, and so has one to an address that the proxy's kernel has
+ * announced with a port. */
+static __always_inline __u32 accepted_by(struct mptcp_sock *msk)
+{
+	return msk ? proxy_with_port(BPF_CORE_READ((struct sock *)msk, __sk_common.skc_num)) : 0;
+}
+
+/* The connection of a subflow, if it is one to the proxy; else NULL. */
 static __always_inline struct mptcp_sock *connection_to_proxy(struct tcp_sock *tp)
 {
-	struct mptcp_sock *msk;
+	struct mptcp_sock *msk = BPF_CORE_READ(tp, is_mptcp) ? connection_of(tp) : NULL;
 
-	if (!BPF_CORE_READ(tp, is_mptcp))
-		return NULL;
-	msk = connection_of(tp);
-	return msk && is_proxy_port(BPF_CORE_READ((struct sock *)msk, __sk_common.skc_num)) ? msk : NULL;
+	return accepted_by(msk) ? msk : NULL;
+}
+
+/* The number of the proxy that has accepted the connection of a subflow; 0: none has. */
+static __always_inline __u32 proxy_of(struct tcp_sock *tp)
+{
+	return accepted_by(BPF_CORE_READ(tp, is_mptcp) ? connection_of(tp) : NULL);
 }
 
 static __always_inline bool joined(struct tcp_sock *tp)

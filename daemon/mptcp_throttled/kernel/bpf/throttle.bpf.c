@@ -71,7 +71,8 @@ struct {
  * that MPTCP used, `unused_at` when only priorities kept it from that. Until `others_class_until` it
  * has `others_class`, while it is capped and has none of its own. `rate` (bytes/s; 0: not known) was
  * measured until `measured_at`, when `acked_then` bytes had been acknowledged. Times are those of
- * bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. */
+ * bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. `proxy` is the number of that of
+ * its connection. */
 struct subflow {
 	__u64 began;
 	__u64 drain_began;
@@ -90,6 +91,7 @@ struct subflow {
 	__u32 token;
 	bool has_unsent_limit;
 	bool callbacks;
+	__u8 proxy;
 	struct health health;
 	struct compared compared;
 };
@@ -151,6 +153,7 @@ static __always_inline void remember_former_options(struct subflow *subflow, str
 	__u32 pace = max_pacing_rate(tp), limit = BPF_CORE_READ(tp, notsent_lowat);
 
 	subflow->token = token_of(connection_of(tp));
+	subflow->proxy = proxy_of(tp);
 	subflow->pace_before = subflow->pace = UNLIMITED;
 	subflow->unsent_limit_before = default_unsent_limit();
 	if (was_paced_by_us(pace, limit)) {
@@ -311,7 +314,7 @@ static __always_inline bool is_steered(struct tcp_sock *tp, const struct subflow
 static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subflow, struct network *network,
 				       const struct ends *ends, bool is_new, bool by_daemon, __u64 now)
 {
-	switch (preferred_subflow(tp, network->preference)) {
+	switch (preferred_subflow(tp, network)) {
 	case PREFERRED_USED:
 		subflow->preferred_at = now;
 		return network->steered && is_steered(tp, subflow, ends, is_new, now) ? STEERED : PACED;
@@ -461,7 +464,8 @@ int throttle(struct bpf_sock_ops *ctx)
 			ends_of(ctx, &ends);
 			report_totals(ctx, tp, subflow, &ends);
 			if (has_control_group())
-				end_comparison(&subflow->compared, tp, subflow->token, &ends);
+				end_comparison(&subflow->compared, tp, subflow->token,
+					       network_of(subflow->proxy, ends.client));
 			forget_health(&subflow->health, &ends);
 		}
 		return 1;
@@ -486,7 +490,7 @@ int throttle(struct bpf_sock_ops *ctx)
 	if (has_control_group())
 		note_acked(&subflow->compared, tp);
 	ends_of(ctx, &ends);
-	network = network_of(ends.client);
+	network = network_of(subflow->proxy, ends.client);
 	if (network && has_bounds(network))
 		watch_health(&subflow->health, tp, network, &ends);
 	else
@@ -531,6 +535,6 @@ int adopt(struct bpf_iter__tcp *ctx)
 		subflow->callbacks = ask_for_callbacks(tp);
 	}
 	ends_of_socket(common, &ends);
-	decide(tp, tp, subflow, network_of(ends.client), &ends, false);
+	decide(tp, tp, subflow, network_of(subflow->proxy, ends.client), &ends, false);
 	return 0;
 }

@@ -25,7 +25,7 @@ from typing import Final
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
 from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple
-from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.sockets.program import SocketProgram
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup, count_paced
 from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup, EndedConnection
@@ -49,28 +49,28 @@ _RELEASE_POLL_SECONDS: Final = 0.02
 class PacedSockets:
     """The program on the proxy's cgroup, with its networks, paces and classes, until `close` or the end of the process.
 
-    `cgroup` is the directory to attach to; None finds it from the listeners on `ports`. `keep` is called with each new
-    file descriptor that keeps the program attached; with None when there is none any more. `steering_maps`
+    `cgroup` is the directory to attach to; None finds it from the listeners of the `proxies`. `keep` is called with
+    each new file descriptor that keeps the program attached; with None when there is none any more. `steering_maps`
     returns the maps that the steering programs share, by name; None while there are no such programs. No connection in
     the control group has a cap.
     """
 
     def __init__(
         self,
-        ports: Ports,
+        proxies: Proxies,
         cgroup: Path | None = None,
         *,
         keep: Callable[[int | None], None] = lambda _: None,
         steering_maps: Callable[[], Mapping[str, BpfMap] | None] = lambda: None,
         control_group: ControlGroup = NO_CONTROL_GROUP,
     ) -> None:
-        self._ports = ports
+        self._proxies, self._ports = proxies, proxies.together.ports
         self._keep = keep
         self._steering_maps = steering_maps
         self._control_group = control_group
         self._shared: Mapping[str, BpfMap] | None = None
         self._configured = cgroup
-        self._proxy = ProxyCgroup(ports)
+        self._proxy = ProxyCgroup(self._ports)
         self._program: SocketProgram | None = None
         self._attached_to: tuple[Path, tuple[int, int]] | None = None
         self._networks: tuple[AccessNetwork, ...] = ()
@@ -195,7 +195,7 @@ class PacedSockets:
     def _loaded_program(self) -> SocketProgram:
         self._shared = self._steering_maps()
         try:
-            return SocketProgram(self._ports, self._shared, self._control_group)
+            return SocketProgram(self._proxies, self._shared, self._control_group)
         except KernelError as error:
             if error.number in LASTING_ERRORS:  # each attempt takes milliseconds
                 self._load_at = time.monotonic() + _RETRY_SECONDS
@@ -265,7 +265,7 @@ class PacedSockets:
 
     def require(self) -> None:
         """Raise KernelError if the kernel does not load the program."""
-        SocketProgram(self._ports).detach()
+        SocketProgram(self._proxies).detach()
 
     def _attached(self, purpose: str) -> SocketProgram:
         if self._program is None:
@@ -312,7 +312,7 @@ class PacedSockets:
         Sockets without a pace may have a limit of unsent data, which inet_diag does not show.
         """
         try:
-            program = SocketProgram(self._ports)
+            program = SocketProgram(self._proxies)
         except KernelError as error:
             return error.number in LASTING_ERRORS and not count_paced(self._ports)
         try:

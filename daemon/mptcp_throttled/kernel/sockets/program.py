@@ -18,7 +18,7 @@ from mptcp_throttle.linux.c_layout import unpack
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer, is_attached
 from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple, Token
-from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttle.service import missing_capabilities
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
@@ -60,16 +60,17 @@ class SocketProgram:
 
     def __init__(
         self,
-        ports: Ports,
+        proxies: Proxies,
         shared: Mapping[str, BpfMap] | None = None,
         control_group: ControlGroup = NO_CONTROL_GROUP,
     ) -> None:
         self.link: int | None = None
         self._is_steered = shared is not None
-        self._object = _load(ports, shared or {}, control_group)
+        self._object = _load(proxies, shared or {}, control_group)
         try:
             self._paces, self._classes = self._object.map("paces"), self._object.map("classes")
-            self._networks, self._counters = NetworksMap(self._object.map("networks")), self._object.map("counters")
+            self._networks = NetworksMap(self._object.map("networks"), proxies)
+            self._counters = self._object.map("counters")
             self._sick = self._object.map("sick_subflows")
             self._totals = RingBuffer(self._object.map("totals"))
             self._ended = RingBuffer(self._object.map("ended_connections"))
@@ -149,8 +150,8 @@ class SocketProgram:
         self._object.close()
 
 
-def _load(ports: Ports, shared: Mapping[str, BpfMap], control_group: ControlGroup) -> BpfObject:
-    settings = pack_settings(_netns_cookie(), ports, HANDLE, control_group)
+def _load(proxies: Proxies, shared: Mapping[str, BpfMap], control_group: ControlGroup) -> BpfObject:
+    settings = pack_settings(_netns_cookie(), proxies, HANDLE, control_group)
     try:
         return BpfObject(OBJECTS / "throttle.bpf.o", settings, shared=shared)
     except KernelError as error:

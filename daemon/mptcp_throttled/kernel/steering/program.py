@@ -11,12 +11,13 @@ from mptcp_throttle.linux.c_layout import pack, unpack
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple
-from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
     OBJECTS,
     Bucket,
+    Client,
     Steered,
     mapped,
     pack_ends,
@@ -50,10 +51,10 @@ class Told(IntEnum):
 class SteeringProgram:
     """The programs with their networks and shares. All methods raise KernelError."""
 
-    def __init__(self, ports: Ports, control_group: ControlGroup) -> None:
-        self.object = BpfObject(OBJECTS / "steering.bpf.o", pack_settings(0, ports, 0, control_group))
+    def __init__(self, proxies: Proxies, control_group: ControlGroup) -> None:
+        self.object = BpfObject(OBJECTS / "steering.bpf.o", pack_settings(0, proxies, 0, control_group))
         try:
-            self._networks = NetworksMap(self.object.map("networks"))
+            self._networks = NetworksMap(self.object.map("networks"), proxies)
             self._buckets, self._bucket_numbers = self.object.map("buckets"), self.object.map("bucket_numbers")
             self._bucket_numbers_of_clients = self.object.map("bucket_numbers_of_clients")
             self._subflows = self.object.map("steered_subflows")
@@ -104,12 +105,14 @@ class SteeringProgram:
         """Let capped subflows send to the rates of these shares. Raises KernelError, and has done any part of it."""
         self._bucket_numbers.update({pack_ends(ends): pack_u32(share) for ends, share in shares.items()})
 
-    def assign_addresses(self, shares: Mapping[Address, int]) -> None:
-        """Let capped subflows from these addresses of clients, until they have a share, send to the rates of these.
+    def assign_clients(self, shares: Mapping[tuple[int, Address], int]) -> None:
+        """Let capped subflows of clients, until they have a share, send to the rates of these.
 
-        Those of the addresses that were used least recently are forgotten when there are too many.
+        A client is the number of a proxy and an address. Those that were used least recently are forgotten when there
+        are too many.
         """
-        self._bucket_numbers_of_clients.update({mapped(each): pack_u32(share) for each, share in shares.items()})
+        clients = {pack(Client(proxy, mapped(address))): share for (proxy, address), share in shares.items()}
+        self._bucket_numbers_of_clients.update({client: pack_u32(share) for client, share in clients.items()})
 
     def unassign(self, subflows: Collection[FourTuple]) -> None:
         """Take their shares away."""

@@ -11,7 +11,7 @@ import errno
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final
@@ -20,6 +20,7 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
 from mptcp_throttle.model import AccessNetwork, FourTuple, RateKind
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.interfaces import Interface, find_interfaces, read_link_header
 from mptcp_throttled.kernel.reminder import Reminder
@@ -45,11 +46,9 @@ class Steering:
     They hold back no subflow of a connection in the control group.
     """
 
-    def __init__(
-        self, interfaces: Sequence[str], ports: Ports, filters: ClsactFilters, control_group: ControlGroup
-    ) -> None:
-        self._names = tuple(interfaces)
-        self._ports = ports
+    def __init__(self, proxies: Proxies, filters: ClsactFilters, control_group: ControlGroup) -> None:
+        self._names, self._ports = proxies.together.interfaces, proxies.together.ports
+        self._proxies = proxies
         self._filters = filters
         self._control_group = control_group
         self._counters = SteeringCounters()
@@ -159,12 +158,15 @@ class Steering:
         numbers = {ends: self._shares.number(share) for ends, share in assigned.items()}
         program.assign(numbers)
         shared = {ends: number for ends, number in numbers.items() if assigned[ends].who != str(ends)}
-        program.assign_addresses({ends.client.address: number for ends, number in shared.items()})
+        number_of = self._proxies.number_of
+        program.assign_clients(
+            {(number_of(ends.proxy.port), ends.client.address): number for ends, number in shared.items()}
+        )
         self._shares.note(throttles)
         program.remove_shares(self._shares.take_unused())
 
     def _attach(self) -> None:
-        program = self._program = self._program or SteeringProgram(self._ports, self._control_group)
+        program = self._program = self._program or SteeringProgram(self._proxies, self._control_group)
         program.set_networks(self._networks)
         before = self._attached
         self._attached = before or frozenset()
@@ -288,7 +290,7 @@ def _logged_if_refused() -> Iterator[None]:
 
 def _remove_leftovers(filters: ClsactFilters, interfaces: Collection[Interface], ports: Ports) -> None:
     try:
-        program = SteeringProgram(ports, NO_CONTROL_GROUP)
+        program = SteeringProgram(Proxies.only(ports), NO_CONTROL_GROUP)
         try:
             for interface in interfaces:
                 filters.attach(interface, {Hook.EGRESS: program.egress, Hook.INGRESS: program.ingress})

@@ -17,6 +17,7 @@ from mptcp_throttle.linux.kernel_error import os_errors
 from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.ports import Ports
+from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel import program_layout
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings, unpack_ends
 
@@ -71,7 +72,7 @@ def list_acks(ports: Ports) -> Iterator[Ack]:
 
     Raises KernelError.
     """
-    with closing(BpfObject(OBJECTS / "acks.bpf.o", pack_settings(0, ports, 0))) as program:
+    with closing(BpfObject(OBJECTS / "acks.bpf.o", pack_settings(0, Proxies.only(ports), 0))) as program:
         records = program.iterate("list_acks")
     size = size_of(program_layout.Ack)
     for offset in range(0, len(records), size):
