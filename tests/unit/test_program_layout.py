@@ -134,6 +134,7 @@ def defined(header: str, name: str) -> int:
         ("steering.h", "ACK_MARK", steering_mark.MARK),
         ("steering.h", "ACK_MARK_MASK", steering_mark.MARK_MASK),
         ("steering.bpf.c", "VISITS", steering_program._VISITS),
+        ("steering.bpf.c", "MAX_INTERFACES", steering_program._MAX_INTERFACES),
     ],
 )
 def test_constants_are_those_of_the_source(header: str, name: str, number: float) -> None:

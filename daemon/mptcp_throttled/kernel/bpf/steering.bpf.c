@@ -60,6 +60,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define TURN_NS 10000000ULL /* a subflow that does not take its turn loses it */
 #define UNCOUNTED_BYTES 16384 /* more than may be sent between two looks at two counters */
 #define VISITS 1024 /* of slots, at most, by each `remind` */
+#define MAX_INTERFACES 16 /* mptcp_throttle/config/schema.py */
 #define FREE_NS 1000000000ULL /* between two looks at a subflow that is free */
 #define NETWORK_NS 100000000ULL /* between two looks at the network of a subflow without a cap */
 
@@ -137,6 +138,14 @@ struct {
 	__type(key, int);
 	__type(value, struct sending);
 } sendings SEC(".maps");
+
+/* The interfaces with our filters, again and again. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_INTERFACES);
+	__type(key, __u32);
+	__type(value, __u32);
+} interfaces SEC(".maps");
 
 static volatile __u32 used_slots, next_visit;
 
@@ -230,6 +239,27 @@ static __always_inline void look_for_uncounted(struct steered *steered, struct t
 	steered->is_uncounted |= uncounted > UNCOUNTED_BYTES;
 }
 
+static __always_inline bool has_filters(__u32 interface)
+{
+#pragma unroll 1
+	for (__u32 i = 0; i < MAX_INTERFACES; i++) {
+		__u32 index = i, *known = bpf_map_lookup_elem(&interfaces, &index);
+
+		if (known && *known == interface)
+			return true;
+	}
+	return false;
+}
+
+/* One of those with filters, at random: a host may take what comes from the client only through the
+ * interface that leads there (rp_filter). */
+static __always_inline __u32 any_interface(void)
+{
+	__u32 index = bpf_get_prandom_u32() % MAX_INTERFACES, *interface = bpf_map_lookup_elem(&interfaces, &index);
+
+	return interface ? *interface : 0;
+}
+
 /* Tells MPTCP at the proxy whether a subflow is a backup, by an ACK that is made of this packet. */
 static __always_inline void tell(struct __sk_buff *skb, struct steered *steered, struct tcp_sock *tp,
 				 enum proxy_told told, __u64 now)
@@ -241,7 +271,8 @@ static __always_inline void tell(struct __sk_buff *skb, struct steered *steered,
 	/* An older acknowledgment than the last, unless nothing has been acknowledged yet. */
 	steered->acknowledgment = BPF_CORE_READ(tp, snd_una) - !!BPF_CORE_READ(tp, bytes_acked);
 	skb->mark = ACK_MARK | (told == IS_BACKUP ? ACK_MARK_BACKUP : 0) | steered->slot;
-	failed = bpf_clone_redirect(skb, steered->interface, BPF_F_INGRESS);
+	failed = bpf_clone_redirect(skb, has_filters(steered->interface) ? steered->interface : any_interface(),
+				    BPF_F_INGRESS);
 	skb->mark = mark;
 	steered->told_at = now;
 	if (failed) {
@@ -772,6 +803,8 @@ static __always_inline bool visit(struct __sk_buff *skb, const struct ends *ends
 	proxy = tp && !is_listening(tp) ? proxy_of(tp) : 0;
 	if (proxy) {
 		look(steered, tp, network_of(proxy, ends->client), now);
+		/* Its interface was renamed or has gone: what it sends is perhaps not counted. */
+		steered->is_uncounted |= !has_filters(steered->interface);
 		bucket = bucket_of(proxy, ends);
 		if (bucket && steered->is_capped)
 			look_for_uncounted(steered, tp, bucket, now);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
+from itertools import cycle, islice
 from typing import Final
 
 from mptcp_throttle.linux.c_layout import pack, unpack
@@ -13,6 +14,7 @@ from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttle.units import Rate
+from mptcp_throttled.kernel.interfaces import Interface
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
     OBJECTS,
@@ -34,6 +36,7 @@ _BITS_PER_KIB: Final = 8 * 1024
 _NS_PER_SECOND: Final = 10**9
 _SLOTS: Final = 65536
 _VISITS: Final = 1024
+_MAX_INTERFACES: Final = 16
 # Ethernet, IPv4 (version and header length, total length, protocol) and TCP: `tell` makes ACKs of it.
 _TCP_SEGMENT: Final = bytes(12) + b"\x50\x10" + bytes(70)
 _IPV4_HEADER: Final = b"\x45\x00" + (20 + len(_TCP_SEGMENT)).to_bytes(2) + bytes(5) + b"\x06" + bytes(10)
@@ -58,6 +61,7 @@ class SteeringProgram:
             self._buckets, self._bucket_numbers = self.object.map("buckets"), self.object.map("bucket_numbers")
             self._bucket_numbers_of_clients = self.object.map("bucket_numbers_of_clients")
             self._subflows = self.object.map("steered_subflows")
+            self._interfaces = self.object.map("interfaces")
             self.shared_maps = {"steered_subflows": self._subflows, "sick_subflows": self.object.map("sick_subflows")}
             self._counters = self.object.map("counters")
             self._remind = self.object.prepared("remind", _PACKET)
@@ -81,6 +85,14 @@ class SteeringProgram:
     def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
         """Hold back the capped subflows on these networks; those on others become free."""
         self._networks.set(networks, steered=True)
+
+    def set_interfaces(self, interfaces: Collection[Interface]) -> None:
+        """Name those with both programs, at least one: MPTCP is told through no other.
+
+        A subflow that is on another one is not held back.
+        """
+        indices = enumerate(islice(cycle(sorted(interface.index for interface in interfaces)), _MAX_INTERFACES))
+        self._interfaces.update({pack_u32(number): pack_u32(index) for number, index in indices})
 
     def adopt(self) -> None:
         """Know the subflows that are older than the programs, and what an earlier instance has told of them."""

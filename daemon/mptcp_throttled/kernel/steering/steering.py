@@ -184,14 +184,18 @@ class Steering:
 
     def _attach_filters(self, program: SteeringProgram, before: frozenset[Interface]) -> None:
         present = frozenset(find_interfaces(self._names))
+        if not present:
+            return  # one that was renamed keeps its filters: without them no subflow there could be freed
         for interface in present:
             if read_link_header(interface) is None:
                 what = f"steer downloads on {interface.name}, whose link type is not supported"
                 raise KernelError(what, errno.EOPNOTSUPP)
         if present != before:
+            program.set_interfaces(present)
             for interface in self._filters.with_filters():
                 if interface not in present:
                     self._filters.detach(interface)
+            self._filters.forget_stale()
         programs = {Hook.EGRESS: program.egress, Hook.INGRESS: program.ingress}
         for interface in present:
             is_known = interface in before
@@ -292,6 +296,7 @@ def _remove_leftovers(filters: ClsactFilters, interfaces: Collection[Interface],
     try:
         program = SteeringProgram(Proxies.only(ports), NO_CONTROL_GROUP)
         try:
+            program.set_interfaces(interfaces)
             for interface in interfaces:
                 filters.attach(interface, {Hook.EGRESS: program.egress, Hook.INGRESS: program.ingress})
             program.adopt()
