@@ -20,7 +20,7 @@ from pyroute2.netlink.rtnl import TC_H_CLSACT
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
-from mptcp_throttled.kernel.interfaces import Interface, all_interfaces
+from mptcp_throttled.kernel.interfaces import Interface, all_interfaces, exists
 from mptcp_throttled.kernel.tc import Filter, Qdisc, TrafficControl
 
 _PRIORITY: Final = 77
@@ -142,10 +142,9 @@ class ClsactFilters:
         self._forget_stale(_FILE_NAME)
 
     def _forget_stale(self, names: re.Pattern[str]) -> None:
-        present = {interface.index for interface in all_interfaces()}
         for entry in self._directory.glob("*-*"):
             name = names.fullmatch(entry.name)
-            if name is not None and int(name[1]) not in present:
+            if name is not None and not exists(int(name[1])):
                 with os_errors(f"{entry}"):
                     entry.unlink(missing_ok=True)
 

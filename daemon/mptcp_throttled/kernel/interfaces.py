@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from socket import if_nameindex, if_nametoindex
+from socket import if_indextoname, if_nameindex, if_nametoindex
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call, os_errors
@@ -32,6 +32,15 @@ def all_interfaces() -> list[Interface]:
     """All of them. Raises KernelError."""
     with netlink_call("ip link show"):
         return [Interface(index, name) for index, name in if_nameindex()]
+
+
+def exists(index: int) -> bool:
+    """Whether there is an interface with this index."""
+    try:
+        if_indextoname(index)
+    except OSError:
+        return False
+    return True
 
 
 def find_interface(name: str) -> Interface:

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from socket import if_indextoname
 from typing import NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point, os_errors
 from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore, differences, request_for, tree_of
-from mptcp_throttled.kernel.interfaces import Interface, all_interfaces
+from mptcp_throttled.kernel.interfaces import Interface, all_interfaces, exists
 from mptcp_throttled.kernel.tc import Qdisc, TrafficControl
 from mptcp_throttled.vocabulary.class_ids import HANDLE
 
@@ -51,7 +50,7 @@ class QdiscRestore:
         dump = QdiscDump(all_interfaces(), self._tc.qdiscs())
         for index in set(self._store.indices()) - {interface.index for interface in dump.interfaces}:
             # A dump can miss an interface while another is added and removed.
-            if not _exists(index):
+            if not exists(index):
                 self._store.forget(index)
         return dump
 
@@ -130,11 +129,3 @@ class QdiscRestore:
     def _load(self, interface: Interface) -> SavedQdiscs | None:
         with os_errors(f"read the record of {interface.name}"):
             return self._store.load(interface.index)
-
-
-def _exists(index: int) -> bool:
-    try:
-        if_indextoname(index)
-    except OSError:
-        return False
-    return True
