@@ -146,7 +146,7 @@ class Uplink(NamedTuple):
     acknowledged: U32
     timestamp: U32
     timestamp_echo: U32
-    is_counting: U32
+    counts_since: U32
     appended: U32
     repeats: U32
     is_policed: U32

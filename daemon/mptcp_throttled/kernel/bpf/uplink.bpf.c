@@ -20,6 +20,8 @@
  * announce, an MPTCP connection uses the largest (RFC 8684, section 3.3.1). Limited subflows may be
  * all that a connection has, so their windows stay as they are.
  *
+ * Where its interface has gone, or is not ours any more, the daemon sends ACKs instead.
+ *
  * MP_PRIO is not acknowledged: all ACKs of a subflow in debt carry it, and so do the first
  * REGULAR_ACKS after it.
  *
@@ -89,6 +91,14 @@ struct {
 	__type(value, struct ends);
 } slots SEC(".maps");
 
+/* How often the programs have been attached again: what is acknowledged meanwhile is not counted. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} interruptions SEC(".maps");
+
 static volatile __u32 used_slots;
 
 SHARED_WITH_DAEMON(shared_assignment, struct assignment);
@@ -98,9 +108,11 @@ SHARED_WITH_DAEMON(shared_counter, enum uplink_counter);
 static __always_inline __u32 newly_acknowledged(struct uplink *uplink, const struct segment *segment)
 {
 	__u32 acknowledged = bpf_ntohl(segment->tcp.ack_seq), bytes = acknowledged - uplink->acknowledged;
+	__u32 zero = 0, *interruptions_so_far = bpf_map_lookup_elem(&interruptions, &zero);
+	__u32 counts_since = interruptions_so_far ? *interruptions_so_far + 1 : 1;
 
-	if (!uplink->is_counting) {
-		uplink->is_counting = 1;
+	if (uplink->counts_since != counts_since) {
+		uplink->counts_since = counts_since;
 		uplink->acknowledged = acknowledged;
 		return 0;
 	}
@@ -301,7 +313,7 @@ int throttle_uplinks(struct __sk_buff *skb)
 	if (!uplink)
 		return TC_ACT_UNSPEC;
 	if (segment.tcp.syn) { /* a new subflow, with the ports of an earlier one */
-		uplink->is_counting = 0;
+		uplink->counts_since = 0;
 		uplink->has_sequence = 0;
 		uplink->ack.has_timestamps = 0;
 		uplink->is_policed = uplink->has_policer = 0;
@@ -475,6 +487,7 @@ static long remind_one(__u32 number, struct reminding *reminding)
 	struct uplink *uplink;
 	struct share *share;
 	__u64 now = reminding->now;
+	bool is_sent;
 
 	if (!at)
 		return 0;
@@ -484,9 +497,12 @@ static long remind_one(__u32 number, struct reminding *reminding)
 		return 0;
 	share = bpf_map_lookup_elem(&shares, &uplink->share);
 	if (is_due(uplink, share, now)) {
-		note_told(uplink, REGULAR, now);
-		uplink->repeats++;
-		count(repeat_ack(reminding->skb, uplink) ? ACKS_REPEATED : ACKS_NOT_REPEATED);
+		is_sent = repeat_ack(reminding->skb, uplink);
+		count(is_sent ? ACKS_REPEATED : ACKS_NOT_REPEATED);
+		if (is_sent || uplink->told == REGULAR) {
+			note_told(uplink, REGULAR, now);
+			uplink->repeats++;
+		}
 	} else if (!share && is_told(uplink)) {
 		remove_uplink(&ends, slot);
 	}

@@ -57,9 +57,10 @@ struct assignment {
  * when the cap began; until then the client is told that the subflow is a backup. From
  * `bounded_from` on its window is bounded, if its scale is known. `sequence`, of the next byte, and
  * `acknowledged` are those of the last segment, in host byte order; its time stamps and its window
- * are as the kernel sent them. `appended` and `repeats` are how many ACKs have told the client what
- * it was told last. `is_policed`: the client kept sending although the share was in debt, so what
- * exceeds the rate is dropped. `has_policer`: `police_uplinks` has seen its data since. */
+ * are as the kernel sent them. `counts_since`: one more than the interruptions before the first
+ * segment that counts; 0: there was none yet. `appended` and `repeats` are how many ACKs have told
+ * the client what it was told last. `is_policed`: the client kept sending although the share was in
+ * debt, so what exceeds the rate is dropped. `has_policer`: `police_uplinks` has seen its data since. */
 struct uplink {
 	__u64 counts_from;
 	__u64 bounded_from;
@@ -72,7 +73,7 @@ struct uplink {
 	__u32 acknowledged;
 	__u32 timestamp;
 	__u32 timestamp_echo;
-	__u32 is_counting;
+	__u32 counts_since;
 	__u32 appended;
 	__u32 repeats;
 	__u32 is_policed;

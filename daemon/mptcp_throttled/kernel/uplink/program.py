@@ -38,6 +38,7 @@ Until then the subflow is a backup.
 _MAX_ASSIGNMENTS: Final = 32
 _FORGOTTEN: Final = 0xFFFF_FFFF
 _UNBOUNDED: Final = AnnouncedWindow(scale=0xFFFF_FFFF, round_trip_us=0)
+_INTERFACE_BYTES: Final = 4  # with which struct last_ack begins
 _ETHERNET_BYTES: Final = 14
 _END_OF_RESULTS: Final = 1 << 32
 _IPV4_PACKET: Final = bytes(12) + b"\x08\x00" + bytes(46)
@@ -71,6 +72,7 @@ class UplinkProgram:
         self._shares = self.object.map("shares")
         self._uplinks = self.object.map("uplinks")
         self._counters = self.object.map("counters")
+        self._interruptions, self._interrupted = self.object.map("interruptions"), 0
         self._remind = self.object.prepared("remind", _IPV4_PACKET)
         # `assign` and `remind` may not run at the same time.
         self._lock = threading.Lock()
@@ -126,6 +128,11 @@ class UplinkProgram:
             if result:
                 raise KernelError("throttle uplinks", _END_OF_RESULTS - result)
 
+    def note_interruption(self) -> None:
+        """Do not count what was acknowledged until now and was not seen, since the program was not attached."""
+        self._interrupted += 1
+        self._interruptions.update({pack_u32(0): pack_u32(self._interrupted)})
+
     def remind(self) -> bool:
         """Tell the clients whose debt is paid; every 40 ms while uplinks are throttled, so it returns True."""
         with self._lock:
@@ -141,6 +148,15 @@ class UplinkProgram:
             throttled = ThrottledUplink(Told(uplink.told), uplink.bytes, since_told, bool(uplink.is_policed))
             uplinks[unpack_ends(key)] = throttled
         return uplinks
+
+    def told_through(self) -> dict[FourTuple, int]:
+        """The index of the interface through which the last ACK of each subflow has left whose client was told."""
+        uplinks = {key: unpack(Uplink, record) for key, record in self._uplinks.all_elements().items()}
+        return {
+            unpack_ends(key): int.from_bytes(uplink.ack[:_INTERFACE_BYTES], sys.byteorder)
+            for key, uplink in uplinks.items()
+            if uplink.told != Told.NOTHING
+        }
 
     def acknowledged(self) -> dict[FourTuple, int]:
         """As `uplinks`, only the acknowledged bytes; for any thread."""

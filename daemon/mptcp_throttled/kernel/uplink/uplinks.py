@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple, RateKind
+from mptcp_throttle.ports import ALL_PORTS
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
-from mptcp_throttled.kernel.interfaces import Interface, read_link_header, require_interfaces
+from mptcp_throttled.kernel.interfaces import Interface, find_interfaces, read_link_header, require_interfaces
 from mptcp_throttled.kernel.reminder import REMIND_SECONDS, Reminder
 from mptcp_throttled.kernel.share_numbers import ShareNumbers
+from mptcp_throttled.kernel.uplink.acks import AckSender, list_acks
 from mptcp_throttled.kernel.uplink.announced_windows import read_announced_windows
 from mptcp_throttled.kernel.uplink.program import UplinkProgram
 from mptcp_throttled.vocabulary.counters import UplinkCounters
@@ -20,6 +24,8 @@ from mptcp_throttled.vocabulary.decision import Throttle
 
 # MAX_REPEATS times REPEAT_NS in bpf/uplink.bpf.c, and a little more.
 _RELEASE_SECONDS: Final = 1.2
+_TELLING_SECONDS: Final = 30.0
+"""After an interface has gone or come, for as long as the way to its clients may take to be there again (DHCP)."""
 _FREE: Final = 0
 
 
@@ -41,6 +47,7 @@ class Uplinks:
         self._attached: dict[Interface, set[Hook]] = {}
         self._reminder: Reminder | None = None
         self._shares = ShareNumbers()
+        self._tell_until = -math.inf
 
     @property
     def linger(self) -> float:
@@ -72,11 +79,15 @@ class Uplinks:
         incomplete = [link for link in interfaces if link in changed or before[link] != programs.keys()]
         renamed_or_gone = before.keys() - interfaces
         if not incomplete and not renamed_or_gone:
+            self._tell_unreached(self._program)
             return False
         for interface in self._filters.interfaces():
             if interface not in interfaces:
                 self._filters.detach(interface)
+        self._filters.forget_stale()
         self._attached = {interface: {*programs} for interface in interfaces}
+        if changed and before:
+            self._program.note_interruption()
         for interface in incomplete:
             self._filters.attach(interface, programs)
         if self._reminder is None:
@@ -84,12 +95,27 @@ class Uplinks:
             reminder = Reminder(program.remind, program.close, "clients cannot be told that they may send again")
             reminder.start()
             self._reminder = reminder
+        if before and (changed or renamed_or_gone):
+            self._tell_until = time.monotonic() + _TELLING_SECONDS
+            self._tell_unreached(self._program)
         return bool(changed and before)
 
     def _look_for_policed(self, program: UplinkProgram) -> None:
         before, self.counters = self.counters.policed, program.counters()
         if self.counters.policed != before or self.policed:
             self.policed = frozenset(ends for ends, uplink in program.uplinks().items() if uplink.is_policed)
+
+    def _tell_unreached(self, program: UplinkProgram) -> None:
+        """Tell clients that their subflows are regular, if their last ACK left through none of the interfaces."""
+        if time.monotonic() > self._tell_until:
+            return
+        ours = {0, *(interface.index for interface in find_interfaces(self._names))}
+        unreached = {ends for ends, interface in program.told_through().items() if interface not in ours}
+        with AckSender() as sender:
+            for ack in list_acks(ALL_PORTS) if unreached else ():
+                if ack.ends in unreached:
+                    with suppress(KernelError):  # there is no way to the client now
+                        sender.send(ack)
 
     def acknowledged(self) -> Mapping[FourTuple, int]:
         """The bytes that the program has seen acknowledged since it was loaded, by subflow. For any thread."""
@@ -128,6 +154,8 @@ class Uplinks:
 
     def detach_if_told(self) -> bool:
         self._remove_unused()
+        if self._program is not None:
+            self._tell_unreached(self._program)
         if self._shares or (self._program is not None and self._program.uplinks()):
             return False
         self._detach()
@@ -141,6 +169,7 @@ class Uplinks:
         try:
             self.throttle(dict.fromkeys(self._shares.subflows))
             program.remind()
+            self._tell_unreached(program)
             while program.uplinks() and time.monotonic() < end:
                 time.sleep(REMIND_SECONDS)
         finally:
