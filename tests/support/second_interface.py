@@ -70,14 +70,20 @@ def _route_second_client(hosts: Hosts, name: str) -> None:
     router, proxy, second = hosts.lab.router, hosts.lab.proxy, hosts.lab.clients["second"]
     client, server = second.address(ETHERNET, 4), hosts.lab.proxy_address(4)
     router.ip(["address add 10.9.0.1/24 dev proxy2", "link set proxy2 up"])
-    proxy.ip(
-        [f"address add 10.9.0.2/24 dev {name}", f"link set {name} up", f"route add {client} via 10.9.0.1 dev {name}"]
-    )
+    address_second_interface(hosts, name)
     router.ip([f"route add {server} via 10.9.0.2 dev proxy2 table 7"])
     # The rules stay when the interface goes.
     if f"from {client} " not in router.run("ip", "rule").stdout:
         router.ip([f"rule add from {client} to {server} table 7"])
         proxy.ip([f"rule add to {client} table main priority 10"])  # before those of the lab, by source address
+
+
+def address_second_interface(hosts: Hosts, name: str) -> None:
+    """Give it what it loses when it is moved to another network namespace."""
+    client = hosts.lab.clients["second"].address(ETHERNET, 4)
+    hosts.lab.proxy.ip(
+        [f"address add 10.9.0.2/24 dev {name}", f"link set {name} up", f"route add {client} via 10.9.0.1 dev {name}"]
+    )
 
 
 def send_small_pulses(client: Host) -> None:

@@ -52,12 +52,27 @@ def test_invariants_name_tests_that_exist() -> None:
     sections = re.split(r"^## ", document, flags=re.MULTILINE)[1:]
     assert [section.partition(":")[0] for section in sections] == [f"I{number}" for number in range(1, 10)]
     for section in sections:
-        named = re.findall(r"`([AIU])/(test_\w+\.py)::(test_\w+)`", section)
-        assert named
-        assert len(named) == section.count(".py::")
-        for kind, file, test in named:
-            path = REPOSITORY / "tests" / {"A": "adversary", "I": "integration", "U": "unit"}[kind] / file
-            assert f"\ndef {test}(" in path.read_text(encoding="utf-8"), f"{path}::{test}"
+        assert _names_tests_that_exist(section)
+
+
+def test_each_host_names_tests_that_exist() -> None:
+    document = (REPOSITORY / "docs/reference/hosts.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\|---.*\n((?:\|.*\n)+)", document, re.MULTILINE)
+    rows = [line for table in tables for line in table.splitlines()]
+    assert rows
+    for row in rows:
+        assert _names_tests_that_exist(row.split(" | ")[-1]), row
+
+
+_TESTS = {"A": "adversary", "G": "guest", "I": "integration", "U": "unit"}
+
+
+def _names_tests_that_exist(text: str) -> bool:
+    named = re.findall(r"`([AGIU])/(\w+\.py)::(test_\w+)`", text)
+    for kind, file, test in named:
+        path = REPOSITORY / "tests" / _TESTS[kind] / file
+        assert f"\ndef {test}(" in path.read_text(encoding="utf-8"), f"{path}::{test}"
+    return 0 < len(named) == text.count(".py::")
 
 
 def test_threat_model_names_attacks_that_are_tested() -> None:
