@@ -18,6 +18,7 @@ from both_ways import (
     wait_held,
     wait_held_back,
 )
+from bound_listener import listener_bound_to
 from networkd import networkd
 from polling import eventually
 from second_interface import TWO_CLIENTS, add_second_interface, address_second_interface, send_small_pulses
@@ -137,3 +138,13 @@ PacketLimit=99
             world.abort()
             assert world.daemon.stop() == 0
             assert kernel_state(proxy, "eth1") == before
+
+
+def test_subflow_of_a_bound_socket_is_paced_and_never_held_back(hosts: Hosts) -> None:
+    client = hosts.lab.client
+    send_small_pulses(client)
+    with listener_bound_to("eth0", hosts.lab.proxy), proxy_world.serving(hosts, NETWORKS) as world:
+        begin_both(world, client)
+        wait_held(client)
+        assert (world.paced(), world.held_back()) == (2, set())
+        assert not_enforced(world) == []

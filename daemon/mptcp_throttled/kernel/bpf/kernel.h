@@ -19,6 +19,7 @@ struct sock_common {
 	__be32 skc_daddr, skc_rcv_saddr;
 	unsigned short skc_family;
 	volatile unsigned char skc_state;
+	int skc_bound_dev_if;
 	__be16 skc_dport;
 	__u16 skc_num;
 	struct in6_addr skc_v6_daddr, skc_v6_rcv_saddr;

@@ -46,12 +46,19 @@ static __always_inline bool joined(struct tcp_sock *tp)
 	return BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), mp_join);
 }
 
+/* Whether the socket is bound to a device, as all in a VRF are: programs that run elsewhere do not
+ * find it. */
+static __always_inline bool is_bound(struct tcp_sock *tp)
+{
+	return BPF_CORE_READ((struct sock *)tp, __sk_common.skc_bound_dev_if);
+}
+
 /* MPTCP takes an ACK without DSS for the end of MPTCP until a client has sent data on the first
  * subflow, or has acknowledged one that the proxy has opened (net/mptcp/options.c,
- * check_fully_established). */
+ * check_fully_established). A bound socket could not be freed by `remind`. */
 static __always_inline bool may_be_told(struct tcp_sock *tp)
 {
-	return BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), fully_established) &&
+	return !is_bound(tp) && BPF_CORE_READ_BITFIELD_PROBED(subflow_context(tp), fully_established) &&
 	       (joined(tp) || BPF_CORE_READ(tp, bytes_received));
 }
 

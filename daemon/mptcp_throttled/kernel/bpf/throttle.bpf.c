@@ -308,7 +308,7 @@ static __always_inline bool is_steered(struct tcp_sock *tp, const struct subflow
 	steered = bpf_map_lookup_elem(&steered_subflows, ends);
 	if (steered)
 		return !steered->client_wants_backup && !steered->is_uncounted && may_be_told(tp);
-	return is_new && !kernel_says_backup(subflow_context(tp));
+	return is_new && !is_bound(tp) && !kernel_says_backup(subflow_context(tp));
 }
 
 static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subflow, struct network *network,
