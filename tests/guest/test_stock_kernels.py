@@ -15,7 +15,7 @@ from mptcp_lab.guest.kernels import NAMES
 REPOSITORY = Path(__file__).parents[2]
 INSIDE = (
     "tests/guest/smoke.py",
-    "tests/guest/wireguard.py",
+    "tests/guest/hosts.py",
     "tests/integration/test_qdisc_round_trip.py",
     "tests/integration/test_uplink_program.py",
     "tests/integration/test_marks.py::test_back_end_reads_back_what_it_made_and_changed[nft]",

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from pyroute2 import WireGuard
 from tun_interface import connected, tun
 
-from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import ETHERNET, ClientSpec, Topology
 
 if TYPE_CHECKING:
@@ -18,12 +16,6 @@ if TYPE_CHECKING:
     from mptcp_lab.host import Host
 
 TWO_CLIENTS: Final = Topology(clients=(ClientSpec(families=(4,)), ClientSpec("second", families=(4,))))
-_WIREGUARD_PORT: Final = 51820
-# Pairs of a private and a public key, of the proxy and of the router.
-_KEYS: Final = (
-    ("uJcnuS/p797gLIAALj7pHi5Hn7fyciG7cr/+C5461Wk=", "EBTGq+n+91GfvF+Sgtv8y+I12ckcAAY04PpBHNWhgyA="),
-    ("YBbBiLlif6VX+gYmVG/7td+8s8RRwVAnkeGaUfbXnFU=", "fzzbVzWauadjL/rkAvsB9xM86pkzh4cYBmqMFXvVVzM="),
-)
 
 
 def add_second_interface(hosts: Hosts) -> None:
@@ -40,30 +32,6 @@ def second_interface_of_tun(hosts: Hosts) -> Iterator[None]:
         _route_second_client(hosts, "tun0")
         with connected(near, far):
             yield
-
-
-def add_second_interface_of_wireguard(hosts: Hosts) -> None:
-    """As `add_second_interface`, with wg0 of type wireguard."""
-    router, proxy = hosts.lab.router, hosts.lab.proxy
-    router.ip([f"link add under2 type veth peer name under1 netns {proxy.namespace}"])
-    for host, name, number in ((proxy, "wg0", 1), (router, "proxy2", 2)):
-        host.ip([f"address add 10.8.0.{number}/24 dev under{number}", f"link set under{number} up"])
-        host.ip([f"link add {name} type wireguard"])
-        _set_peer(host, name, number)
-    _route_second_client(hosts, "wg0")
-
-
-def _set_peer(host: Host, name: str, number: int) -> None:
-    peer = 3 - number
-    private, public = _KEYS[number - 1][0], _KEYS[peer - 1][1]
-    endpoint = {"endpoint_addr": f"10.8.0.{peer}", "endpoint_port": _WIREGUARD_PORT}
-    with in_namespace(host.namespace), WireGuard() as wireguard:
-        wireguard.set(
-            name,
-            listen_port=_WIREGUARD_PORT,
-            private_key=private,
-            peer={"public_key": public, "allowed_ips": ["0.0.0.0/0"], **endpoint},
-        )
 
 
 def _route_second_client(hosts: Hosts, name: str) -> None:
