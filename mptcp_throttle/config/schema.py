@@ -36,6 +36,8 @@ from mptcp_throttle.config.validation import (
 from mptcp_throttle.config.yaml_file import KeyPath
 from mptcp_throttle.errors import ConfigError, shown
 from mptcp_throttle.model import (
+    AFTER_NAT,
+    BEFORE_NAT,
     AccessNetwork,
     Address,
     BackEnd,
@@ -206,6 +208,11 @@ class SnifferSection(Section):
     max_half_open: Annotated[int, whole(1, 10**7)] = 16384
     history: Annotated[int, whole(16, 10**6)] = 32768
     capture_buffer: Annotated[int, parsed_by(parse_size, at_least="64KiB")] = 8 * 2**20
+
+    @property
+    def chain_priority(self) -> int:
+        """Where in postrouting packets have the addresses by which the sniffer knows their subflows."""
+        return BEFORE_NAT if self.kernel_view else AFTER_NAT
 
 
 class DaemonSection(Section):

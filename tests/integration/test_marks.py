@@ -26,7 +26,7 @@ from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.sdn import open_vswitch
 from mptcp_lab.sdn.open_vswitch import OpenVswitch
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import ClassifierKind, Endpoint, FourTuple
+from mptcp_throttle.model import AFTER_NAT, ClassifierKind, Endpoint, FourTuple
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.classes.choice import choose_classifier
@@ -245,6 +245,16 @@ def test_make_replaces_an_altered_table(host: Host, use: Use, by_hand: str) -> N
     assert in_kernel(host) == {TWO: 4, SIX: 3}
     marks.remove(4)
     marks.remove(6)
+
+
+def test_chain_on_the_other_side_of_nat_is_altered(host: Host, use: Use) -> None:
+    use(NftClassifier()).make(4, {ONE: 2})
+    marks = use(NftClassifier(AFTER_NAT))
+    assert marks.count() == {4: None}
+    marks.make(4, {ONE: 2})
+    assert marks.read() == {4: AssignmentState({ONE: 2})}
+    assert "hook postrouting priority srcnat + 1;" in host.run("nft", "list", "table", "ip", "mptcp-throttle").stdout
+    marks.remove(4)
 
 
 def test_flush_of_all_nftables_is_counted_and_read(host: Host, use: Use) -> None:

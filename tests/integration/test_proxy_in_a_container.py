@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final
 import proxy_world
 import pytest
 from polling import eventually
-from proxy_world import Hosts, ProxyWorld
+from proxy_world import Hosts, ProxyWorld, receive_rates
 
+from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.host import Host
 from mptcp_lab.origin import PORT as ORIGIN_PORT
-from mptcp_lab.origin import start_origin
+from mptcp_lab.origin import endless, start_origin
 from mptcp_lab.process import run
+from mptcp_lab.services import Services
 from mptcp_lab.squid import PORT, SQUID
 from mptcp_lab.topology import ClientSpec, Topology, build
 
@@ -22,30 +24,34 @@ if TYPE_CHECKING:
 
     from mptcp_lab.topology import Lab
 
+PORTS: Final = (PORT, PORT + 1)
 TOPOLOGY: Final = Topology(clients=(ClientSpec(families=(4,)),))
 NAT: Final = ("iptables-legacy", "-t", "nat")
-BOX: Final = "172.17.0.2"
+BOXES: Final = ("172.17.0.2", "172.17.1.2")
 SAID_SECONDS: Final = 5.0
 SAID: Final = "proved on the wire, not in this kernel"
 
 
-def add_box(lab: Lab) -> Host:
-    """A network namespace behind the proxy, to which the proxy translates its port as Docker does."""
-    namespace = f"{lab.proxy.namespace.removesuffix('proxy')}box"
+def add_box(lab: Lab, number: int = 0) -> Host:
+    """A network namespace behind the proxy, to which the proxy translates a port (PORT + `number`) as Docker does."""
+    namespace, address = f"{lab.proxy.namespace.removesuffix('proxy')}box{number}", BOXES[number]
+    gateway = f"172.17.{number}.1"
     run(["ip", "netns", "add", namespace])
-    box = Host("box", namespace, lab.directory / "box")
+    box = Host(f"box{number}", namespace, lab.directory / f"box{number}")
     lab.proxy.ip(
         [
-            f"link add box0 type veth peer name eth0 netns {namespace}",
-            "address add 172.17.0.1/24 dev box0",
-            "link set box0 up",
+            f"link add box{number} type veth peer name eth0 netns {namespace}",
+            f"address add {gateway}/24 dev box{number}",
+            f"link set box{number} up",
         ]
     )
-    box.ip([f"address add {BOX}/24 dev eth0", "link set lo up", "link set eth0 up", "route add default via 172.17.0.1"])
+    box.ip(
+        [f"address add {address}/24 dev eth0", "link set lo up", "link set eth0 up", f"route add default via {gateway}"]
+    )
     lab.proxy.sysctl({"net/ipv4/ip_forward": "1"})
-    to_box = ("-i", "eth0", "-p", "tcp", "--dport", str(PORT), "-j", "DNAT", "--to-destination", f"{BOX}:{PORT}")
-    lab.proxy.run(*NAT, "-A", "PREROUTING", *to_box)
-    lab.proxy.run(*NAT, "-A", "POSTROUTING", "-s", f"{BOX}/32", "-o", "eth0", "-j", "MASQUERADE")
+    to_box = ("--dport", str(PORT + number), "-j", "DNAT", "--to-destination", f"{address}:{PORT}")
+    lab.proxy.run(*NAT, "-A", "PREROUTING", "-i", "eth0", "-p", "tcp", *to_box)
+    lab.proxy.run(*NAT, "-A", "POSTROUTING", "-s", f"{address}/32", "-o", "eth0", "-j", "MASQUERADE")
     return box
 
 
@@ -59,6 +65,37 @@ def boxed() -> Iterator[ProxyWorld]:
         with proxy_world.serving(Hosts(lab, origin)) as world:
             yield world
         box.stop()
+
+
+@pytest.fixture
+def two_boxes() -> Iterator[ProxyWorld]:
+    """The services on the host, which only forwards to Squids in two boxes."""
+    with build(TOPOLOGY) as lab:
+        origin = start_origin(lab.origin)
+        boxes = [add_box(lab, number) for number in range(2)]
+        for box in boxes:
+            SQUID.start(box, f"{lab.origin_address(4)}:{ORIGIN_PORT}")
+        services = Services(lab.proxy, ports=PORTS, sniffer={"kernel_view": False})
+        with proxy_world.attended(Hosts(lab, origin), services) as world, services:
+            yield world
+        for box in boxes:
+            box.stop()
+
+
+def test_one_cap_holds_for_containers_that_share_an_interface(two_boxes: ProxyWorld) -> None:
+    lab, client = two_boxes.lab, two_boxes.lab.client
+    document = endless(two_boxes.origin)
+    downloads = [Download(lab, client, document, port=port) for port in PORTS]
+    two_boxes.wait_settled(2)
+    assert 0.5e6 < receive_rates(client, 3.0)["eth0"] < 1.5e6
+    assert all(download.running for download in downloads)
+    (shared,) = two_boxes.class_counters().values()
+    assert shared.bytes > 100_000
+    assert not findings(two_boxes).keys() & {"translated connections", "marks of others"}
+    assert "priority srcnat + 1" in two_boxes.services.cli("plan").stdout
+    for port, download in zip(PORTS, downloads, strict=True):
+        reset_subflows(client, port)
+        download.stop()
 
 
 def unlisted(world: ProxyWorld) -> str | None:
@@ -96,7 +133,7 @@ def test_proxy_in_a_container_is_said_within_five_seconds(boxed: ProxyWorld) -> 
     assert problems["kernel list"] == [unlisted(boxed)]
     by_rule, *by_listener = problems["ends of connections"]
     chain = "PREROUTING of table nat (iptables-legacy)"
-    assert by_rule == f"connections to port {PORT} are sent to {BOX}, port {PORT} (chain {chain})"
+    assert by_rule == f"connections to port {PORT} are sent to {BOXES[0]}, port {PORT} (chain {chain})"
     listens = f" listens on port {PORT} in another network namespace"
     assert "squid" in {problem.removesuffix(listens).partition(" ")[0] for problem in by_listener}
     boxed.abort()

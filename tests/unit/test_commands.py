@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from examples import ends, kernel_plan
 
+from mptcp_throttle.model import AFTER_NAT, BEFORE_NAT
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.units import Rate
 from mptcp_throttled.answers.plan_commands.commands import as_commands
@@ -25,8 +26,8 @@ from mptcp_throttled.vocabulary.operations import (
 MARKING = class_ids.MarkedTraffic(0xFFFF0000, Ports.of([8080]))
 
 
-def commands_of(operations: Sequence[Operation], marks: str) -> list[str]:
-    return [line for operation in operations for line in as_commands(operation, ("eth0",), MARKING, marks)]
+def commands_of(operations: Sequence[Operation], marks: str, priority: int = BEFORE_NAT) -> list[str]:
+    return [line for operation in operations for line in as_commands(operation, ("eth0",), MARKING, marks, priority)]
 
 
 def test_commands_that_cap_one_subflow() -> None:
@@ -88,6 +89,12 @@ def test_commands_of_marks_in_nftables_need_no_filter() -> None:
         "nft add element ip mptcp-throttle subflows '{ 10.1.0.3 . 40000 . 10.3.0.2 . 8080 : 4d50:3 }'",
         "nft delete table ip6 mptcp-throttle",
     ]
+
+
+def test_commands_for_a_host_that_only_forwards_come_after_nat() -> None:
+    commands = commands_of([MakeAssignments(6, {})], "nft", AFTER_NAT)
+    chain = "{ type filter hook postrouting priority srcnat + 1; }"
+    assert f"nft add chain ip6 mptcp-throttle postrouting '{chain}'" in commands
 
 
 def test_commands_of_sockets_are_comments_and_need_no_filter() -> None:

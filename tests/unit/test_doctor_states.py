@@ -221,6 +221,12 @@ def rule_that_leads_to_a_container(host: Examined, is_well: bool) -> None:
     with_rule_and_listeners(host, None if is_well else "172.17.0.2", 3128)
 
 
+def rule_that_comes_before_rules(host: Examined, is_well: bool) -> None:
+    rule_that_leads_to_a_container(host, is_well)
+    host.configure("sniffer", kernel_view=False)
+    host.daemon(classifier="rules")
+
+
 def proxy_in_a_container(host: Examined, is_well: bool) -> None:
     with_rule_and_listeners(host, None, 3128 if is_well else 8080)
 
@@ -467,6 +473,7 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
         proxy_in_a_container,
         proxy_in_a_container_of_another_host,
     ),
+    proxy_checks.translated: (rule_that_comes_before_rules,),
     proxy_checks.routes: (routes_through_another_interface,),
     kernel_checks.root_qdiscs: (qdisc_that_cannot_be_restored, qdisc_that_may_be_replaced, qdisc_of_a_switch),
     proxy_checks.access: (squid_that_serves_this_host_alone,),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
-from mptcp_throttle.model import OWN_CHAIN
+from mptcp_throttle.model import AFTER_NAT, OWN_CHAIN
 from mptcp_throttle.rpc import Json
 
 MASK = 0xFFFF0000
@@ -168,8 +168,18 @@ def test_all_chains_that_see_what_leaves_can_change_priorities() -> None:
         ("prerouting", 0, "filter", False),
     ):
         listed = ruleset(("post", rule), hook=hook, priority=priority, kind=kind)
-        assert nft_chains(listed, None, all_hooks=True) == ["post of table inet t"] * is_found
+        assert nft_chains(listed, None, own=None) == ["post of table inet t"] * is_found
     classify = "-j CLASSIFY --set-class 0001:0002"
     before_ours = saved(f"-A POSTROUTING {classify}", f"-A POSTROUTING -j {OWN_CHAIN}", f"-A OUTPUT {classify}")
     assert iptables_chains(before_ours, None) == []
-    assert iptables_chains(before_ours, None, all_hooks=True) == ["POSTROUTING", "OUTPUT"]
+    assert iptables_chains(before_ours, None, own=None) == ["POSTROUTING", "OUTPUT"]
+
+
+def test_chains_before_nat_do_not_count_where_ours_comes_after_it() -> None:
+    classify = saved("-A POSTROUTING -j CLASSIFY --set-class 0001:0002")
+    assert iptables_chains(classify, None) == ["POSTROUTING"]
+    assert iptables_chains(classify, None, AFTER_NAT) == []
+    rule = ("post", {"mangle": {"key": {"meta": {"key": "priority"}}, "value": "1:2"}})
+    for priority, is_found in ((0, False), (AFTER_NAT, True)):
+        assert nft_chains(ruleset(rule, priority=priority), None) == ["post of table inet t"]
+        assert nft_chains(ruleset(rule, priority=priority), None, AFTER_NAT) == ["post of table inet t"] * is_found

@@ -136,11 +136,12 @@ class Api:
         plan, applied = snapshot.plan, snapshot.applied
         is_paced = snapshot.problem_of(FeatureName.PACING) is None
         paces: dict[FourTuple, int] | None = {} if is_paced else None
+        how = marking, snapshot.classifier, config.sniffer.chain_priority
         return {
             "operations": [
                 {
                     "operation": type(operation).__name__,
-                    "commands": list(as_commands(operation, config.proxy.interfaces, marking, snapshot.classifier)),
+                    "commands": list(as_commands(operation, config.proxy.interfaces, *how)),
                 }
                 for operation in diff(KernelState(pacing=PacingState(paces)), plan)
             ],

@@ -83,7 +83,8 @@ def unconfigured_kernels(directory: Path) -> tuple[LinuxKernel, LinuxKernel | No
 
 
 def _tc(config: Config, sockets: PacedSockets | None) -> _Parts:
-    return _with_root_qdiscs(config, choose_classifier(config.daemon.classifier, config.daemon.mark_mask, sockets))
+    daemon, priority = config.daemon, config.sniffer.chain_priority
+    return _with_root_qdiscs(config, choose_classifier(daemon.classifier, daemon.mark_mask, sockets, priority))
 
 
 def _with_root_qdiscs(config: Config, classifiers: ClassifierChoice) -> _Parts:

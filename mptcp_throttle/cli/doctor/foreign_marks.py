@@ -1,9 +1,9 @@
 """Which foreign chains change marks or priorities of packets after ours: pure functions of what the tools list.
 
-Ours is in the hook POSTROUTING with the priority of `mangle`, in front of what iptables-legacy(8) has there. Which of
-several tables with one priority is first depends on which was made first: foreign tables count as later. Where the
-socket names the class, all chains that see what leaves this host are later (`all_hooks`). Rules that match nothing that
-is sent from the `ports` of the proxy are left out.
+Ours is in the hook POSTROUTING with the priority `own`; with that of `mangle` it is in front of what iptables-legacy(8)
+has there. Which of several tables with one priority is first depends on which was made first: foreign tables count as
+later. Where the socket names the class, all chains that see what leaves this host are later (`own` is None). Rules that
+match nothing that is sent from the `ports` of the proxy are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import reduce
 from operator import and_, or_, xor
 from typing import Final
 
-from mptcp_throttle.model import OWN_CHAIN, OWN_TABLE
+from mptcp_throttle.model import BEFORE_NAT, OWN_CHAIN, OWN_TABLE
 from mptcp_throttle.packet_rules import (
     nft_jumps,
     nft_maps,
@@ -31,27 +31,29 @@ from mptcp_throttle.rpc import Json
 _HOOK: Final = "POSTROUTING"
 _OUTPUT: Final = "OUTPUT"
 _ALL: Final = 0xFFFF_FFFF
-_PRIORITY: Final = -150  # NF_IP_PRI_MANGLE, include/uapi/linux/netfilter_ipv4.h
 _MARK: Final = {"meta": {"key": "mark"}}
 _OWN_TABLES: Final = frozenset({("ip", OWN_TABLE), ("ip6", OWN_TABLE)})
 _PACKET_PRIORITY: Final = {"meta": {"key": "priority"}}
 _OPERATORS: Final = {"&": and_, "|": or_, "^": xor}
 
 
-def iptables_chains(saved: str, mask: int | None, *, all_hooks: bool = False, ports: Ports = ALL_PORTS) -> list[str]:
+def iptables_chains(
+    saved: str, mask: int | None, own: int | None = BEFORE_NAT, *, ports: Ports = ALL_PORTS
+) -> list[str]:
     """The chains of the mangle table that change bits under `mask`, from what iptables-save(8) prints.
 
     With None, those that change the priority of packets.
     """
     rules = saved_rules(saved, "mangle")
     targets = [option(rule, "-j") for rule in rules[_HOOK]]
-    if OWN_CHAIN in targets and not all_hooks:
+    if OWN_CHAIN in targets and own is not None:
         rules[_HOOK] = rules[_HOOK][targets.index(OWN_CHAIN) + 1 :]
     matching = {
         chain: [rule for rule in listed if ports & saved_ports(rule, "sport")] for chain, listed in rules.items()
     }
     jumps = {chain: [option(rule, "-j", "-g") for rule in listed] for chain, listed in matching.items()}
-    present = reached([_OUTPUT, _HOOK] if all_hooks else [_HOOK], jumps)
+    later = [_OUTPUT, _HOOK] if own is None else [_HOOK] if own <= BEFORE_NAT else []
+    present = reached(later, jumps)
     return [chain for chain in rules if chain in present and any(_changes(rule, mask) for rule in matching[chain])]
 
 
@@ -75,7 +77,7 @@ def _iptables_bits(rule: list[str]) -> int:
     return 0
 
 
-def nft_chains(ruleset: Json, mask: int | None, *, all_hooks: bool = False, ports: Ports = ALL_PORTS) -> list[str]:
+def nft_chains(ruleset: Json, mask: int | None, own: int | None = BEFORE_NAT, *, ports: Ports = ALL_PORTS) -> list[str]:
     """The chains that change bits under `mask`, from what `nft -j list ruleset` prints.
 
     With None, those that change the priority of packets.
@@ -84,16 +86,16 @@ def nft_chains(ruleset: Json, mask: int | None, *, all_hooks: bool = False, port
         f"{chain} of table {family} {table}"
         for (family, table), items in nft_tables(ruleset).items()
         if (family, table) not in _OWN_TABLES
-        for chain in _chains_of_table(items, mask, ports, all_hooks=all_hooks)
+        for chain in _chains_of_table(items, mask, own, ports)
     ]
 
 
-def _chains_of_table(items: Iterable[Json], mask: int | None, ports: Ports, *, all_hooks: bool) -> Iterator[str]:
+def _chains_of_table(items: Iterable[Json], mask: int | None, own: int | None, ports: Ports) -> Iterator[str]:
     rules: dict[str, list[Json]] = defaultdict(list)
     maps, hooked = nft_maps(items), []
     for item in items:
         match item:
-            case {"chain": chain} if _is_later(chain, all_hooks=all_hooks):
+            case {"chain": chain} if _is_later(chain, own):
                 hooked.append(chain["name"])
             case {"rule": {"chain": chain, "expr": rule}}:
                 if ports & nft_ports(rule, "sport"):
@@ -106,13 +108,13 @@ def _chains_of_table(items: Iterable[Json], mask: int | None, ports: Ports, *, a
     return (chain for chain in rules if chain in present and any(_nft_changes(rule, mask) for rule in rules[chain]))
 
 
-def _is_later(chain: Json, *, all_hooks: bool) -> bool:
+def _is_later(chain: Json, own: int | None) -> bool:
     hook, kind, priority = (chain.get(key) for key in ("hook", "type", "prio"))
     if kind == "nat":  # it sees only the first packet of a connection
         return False
-    if all_hooks:
+    if own is None:
         return hook in {"output", "postrouting", "egress"}
-    return hook == "egress" or (hook == "postrouting" and int(priority) >= _PRIORITY)
+    return hook == "egress" or (hook == "postrouting" and int(priority) >= own)
 
 
 def _nft_changes(rule: Iterable[Json], mask: int | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
 from mptcp_throttle.findings import Finding, Host, note, or_ok
-from mptcp_throttle.model import BackEnd, ClassifierKind
+from mptcp_throttle.model import BEFORE_NAT, BackEnd, ClassifierKind
 from mptcp_throttle.packet_rules import IPTABLES_SAVE, NFT_LIST
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.programs import ProgramFailed, output_of
@@ -49,7 +49,9 @@ def foreign_marks(host: Host) -> list[Finding]:
     if os.geteuid() != 0:
         return [Finding(_SUBJECT, unchecked="only root may list the rules of iptables and nftables")]
     mask = host.config.daemon.mark_mask if kind == ClassifierKind.RULES else None
-    return or_ok(_SUBJECT, _changing_chains(mask, host.config.proxy.ports, all_hooks=kind == ClassifierKind.SOCKET))
+    own = host.config.sniffer.chain_priority if kind == ClassifierKind.NFT else BEFORE_NAT
+    behind = None if kind == ClassifierKind.SOCKET else own
+    return or_ok(_SUBJECT, _changing_chains(mask, host.config.proxy.ports, behind))
 
 
 def legacy_tables(host: Host) -> Iterator[Finding]:
@@ -80,16 +82,16 @@ def classifier_of(host: Host) -> str:
     return BackEnd.OVS if configured.backend is BackEnd.OVS else configured.classifier
 
 
-def _changing_chains(mask: int | None, ports: Ports, *, all_hooks: bool) -> Iterator[Finding]:
+def _changing_chains(mask: int | None, ports: Ports, own: int | None) -> Iterator[Finding]:
     for program in IPTABLES_SAVE:
         try:
-            for chain in iptables_chains(output_of(program) or "", mask, all_hooks=all_hooks, ports=ports):
+            for chain in iptables_chains(output_of(program) or "", mask, own, ports=ports):
                 yield _changes(f"{chain} of table mangle ({program.removesuffix('-save')})", mask)
         except ProgramFailed as error:
             yield Finding(_SUBJECT, unchecked=str(error))
     try:
         ruleset = output_of(*NFT_LIST)
-        for chain in nft_chains(json.loads(ruleset), mask, all_hooks=all_hooks, ports=ports) if ruleset else ():
+        for chain in nft_chains(json.loads(ruleset), mask, own, ports=ports) if ruleset else ():
             yield _changes(f"{chain} (nft)", mask)
     except ProgramFailed as error:
         yield Finding(_SUBJECT, unchecked=str(error))

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from mptcp_throttle.cli.doctor.mark_checks import classifier_of
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError, listed
 from mptcp_throttle.findings import Finding, Host, note, of_the_proxy, or_ok
@@ -17,10 +18,11 @@ from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.route_lookup import RouteLookup
-from mptcp_throttle.model import AccessNetwork, Address, Direction, Network
+from mptcp_throttle.model import AccessNetwork, Address, ClassifierKind, Direction, Network
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.programs import output_of
 from mptcp_throttle.setup.collect_facts import listeners_elsewhere, read_translations
+from mptcp_throttle.setup.host_facts import Translation
 from mptcp_throttle.setup.nat_rules import led_away
 from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_hosts
 from mptcp_throttle.subnet_table import SubnetTable, network_table
@@ -30,6 +32,7 @@ _LOCAL_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _RESERVED_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
 _OWN: Final = "own connections"
 _ENDS: Final = "ends of connections"
+_TRANSLATED: Final = "translated connections"
 END_HERE: Final = (
     "let the proxy use the network of this host (Docker: `--network host`), without rules that translate its ports"
 )
@@ -89,19 +92,43 @@ def ends(host: Host) -> list[Finding]:
     if os.geteuid() != 0:
         return [Finding(_ENDS, unchecked="only root may list the rules of iptables and nftables")]
     try:
-        rules = [(rule, led_away(rule, host.config.proxy.ports)) for rule in read_translations()]
+        leading = _leading_away(host.config.proxy.ports)
     except KernelError as error:
         return [Finding(_ENDS, unchecked=str(error))]
-    leading = [(rule, ports) for rule, ports in rules if ports]
     targets = Ports.of(rule.port for rule, _ in leading if rule.address is not None and rule.port is not None)
     used = _listening("-t")
     absent = Ports(tuple(each for each in host.config.proxy.ports.ranges if not used & Ports((each,))))
-    problems = [f"connections to port {listed(ports.items)} are sent to {rule.target}" for rule, ports in leading]
+    problems = [_sent_away(*each) for each in leading]
     problems += [
         f"{'an unknown process' if owner is None else owner} listens on port {port} in another network namespace"
         for port, owner in listeners_elsewhere(targets | absent)
     ]
     return or_ok(_ENDS, (Finding(_ENDS, problem, END_HERE, harm=False) for problem in dict.fromkeys(problems)))
+
+
+def translated(host: Host) -> list[Finding]:
+    """Whether the rules of the classifier `rules`, which come before NAT, see what is on the wire of a host that only
+    forwards."""
+    if host.config.sniffer.kernel_view or classifier_of(host) != ClassifierKind.RULES:
+        return []
+    if os.geteuid() != 0:
+        return [Finding(_TRANSLATED, unchecked="only root may list the rules of iptables and nftables")]
+    try:
+        leading = _leading_away(host.config.proxy.ports)
+    except KernelError as error:
+        return [Finding(_TRANSLATED, unchecked=str(error))]
+    problems = [f"{_sent_away(*each)}: no rule of `rules` matches what comes back" for each in leading]
+    return or_ok(_TRANSLATED, (Finding(_TRANSLATED, problem, "set daemon.classifier: nft") for problem in problems))
+
+
+def _leading_away(ports: Ports) -> list[tuple[Translation, Ports]]:
+    """The rules that send connections elsewhere, and which of these ports that concerns. Raises KernelError."""
+    rules = [(rule, led_away(rule, ports)) for rule in read_translations()]
+    return [(rule, concerned) for rule, concerned in rules if concerned]
+
+
+def _sent_away(rule: Translation, ports: Ports) -> str:
+    return f"connections to port {listed(ports.items)} are sent to {rule.target}"
 
 
 @of_the_proxy(_OWN)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from mptcp_throttle.model import OWN_CHAIN, OWN_TABLE, ClassifierKind, FourTuple
+from mptcp_throttle.model import AFTER_NAT, BEFORE_NAT, OWN_CHAIN, OWN_TABLE, ClassifierKind, FourTuple
 from mptcp_throttled.kernel.classes.iptables import TOOLS
 from mptcp_throttled.kernel.classes.nft_messages import CHAIN, FAMILIES, MAP
 from mptcp_throttled.vocabulary import operations as op
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid, mark_shift
 
 _ADDRESSES: Final = {4: "ipv4_addr", 6: "ipv6_addr"}
+_PRIORITIES: Final = {BEFORE_NAT: "mangle", AFTER_NAT: "srcnat + 1"}
 _JUMP: Final = f"POSTROUTING -p tcp -j {OWN_CHAIN}"
 
 _T = TypeVar("_T")
@@ -20,7 +21,9 @@ _T = TypeVar("_T")
 class _Commands(NamedTuple):
     """Those of a classifier: before the assignments of an IP version, for each of them, and to remove all."""
 
-    begin: Callable[[int], Sequence[str]]
+    begin: Callable[[int, int], Sequence[str]]
+    """Of an IP version, and the priority of chains of `nft`."""
+
     add: Callable[[FourTuple, int, int], str]
     """Of a subflow, its class minor, and the mask of fwmarks."""
 
@@ -29,7 +32,10 @@ class _Commands(NamedTuple):
 
 
 def assignment_commands(
-    operation: op.MakeAssignments | op.ChangeAssignments | op.RemoveAssignments, classifier: str, mask: int
+    operation: op.MakeAssignments | op.ChangeAssignments | op.RemoveAssignments,
+    classifier: str,
+    mask: int,
+    priority: int,
 ) -> Iterator[str]:
     """The commands of one operation, in order; comments for `socket`."""
     commands = _COMMANDS[classifier]
@@ -37,7 +43,7 @@ def assignment_commands(
     remove: Mapping[FourTuple, int] = {}
     match operation:
         case op.MakeAssignments(ip_version, add):
-            yield from commands.begin(ip_version)
+            yield from commands.begin(ip_version, priority)
         case op.ChangeAssignments(_, add, remove):
             pass
         case op.RemoveAssignments(ip_version):
@@ -62,7 +68,7 @@ def _table(ip_version: int) -> str:
     return f"{FAMILIES[ip_version]} {OWN_TABLE}"
 
 
-def _new_table(ip_version: int) -> list[str]:
+def _new_table(ip_version: int, priority: int) -> list[str]:
     family, address, table = FAMILIES[ip_version], _ADDRESSES[ip_version], _table(ip_version)
     fields = f"{family} daddr . tcp dport . {family} saddr . tcp sport"
     key = f"{address} . inet_service . {address} . inet_service"
@@ -70,7 +76,7 @@ def _new_table(ip_version: int) -> list[str]:
         f"nft delete table {table}  # if it exists",
         f"nft add table {table}",
         f"nft add map {table} {MAP} '{{ type {key} : classid; }}'",
-        f"nft add chain {table} {CHAIN} '{{ type filter hook postrouting priority mangle; }}'",
+        f"nft add chain {table} {CHAIN} '{{ type filter hook postrouting priority {_PRIORITIES[priority]}; }}'",
         f"nft add rule {table} {CHAIN} meta priority set {fields} map @{MAP}",
     ]
 
@@ -98,7 +104,7 @@ def _rule(verb: str, ends: FourTuple, minor: int, mask: int) -> str:
 
 _COMMANDS: Final[Mapping[str, _Commands]] = {
     ClassifierKind.SOCKET: _Commands(
-        lambda _: (),
+        lambda _version, _priority: (),
         lambda ends, minor, _: _priority(ends, format_classid(classid(minor))),
         lambda ends, _minor, _mask: _priority(ends, "as before"),
         lambda _: ("# SO_PRIORITY of all sockets: as before",),
@@ -110,7 +116,9 @@ _COMMANDS: Final[Mapping[str, _Commands]] = {
         lambda ip_version: (f"nft delete table {_table(ip_version)}",),
     ),
     ClassifierKind.RULES: _Commands(
-        lambda version: _mangle(version, f"-N {OWN_CHAIN}  # or -F, if it exists", f"-I {_JUMP}  # unless it exists"),
+        lambda ip_version, _: _mangle(
+            ip_version, f"-N {OWN_CHAIN}  # or -F, if it exists", f"-I {_JUMP}  # unless it exists"
+        ),
         lambda ends, minor, mask: _rule("-A", ends, minor, mask),
         lambda ends, minor, mask: _rule("-D", ends, minor, mask),
         lambda version: _mangle(version, f"-D {_JUMP}", f"-F {OWN_CHAIN}", f"-X {OWN_CHAIN}"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mptcp_throttle.model import BackEnd, ClassifierKind
+from mptcp_throttle.model import BEFORE_NAT, BackEnd, ClassifierKind
 from mptcp_throttled.answers.plan_commands import openvswitch, tc
 from mptcp_throttled.answers.plan_commands.assignments import assignment_commands, by_client
 from mptcp_throttled.vocabulary import operations as op
@@ -15,10 +15,15 @@ from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 
 
 def as_commands(
-    operation: op.Operation, interfaces: tuple[str, ...], marking: MarkedTraffic, classifier: str
+    operation: op.Operation,
+    interfaces: tuple[str, ...],
+    marking: MarkedTraffic,
+    classifier: str,
+    priority: int = BEFORE_NAT,
 ) -> Iterator[str]:
     """The commands of one operation, in order; `classifier` is `socket`, `nft`, `rules` or `ovs`.
 
+    `priority` is that of chains of `nft`.
     What no command can do is a comment.
     """
     match operation:
@@ -30,7 +35,7 @@ def as_commands(
         case _ if classifier == BackEnd.OVS:
             yield from openvswitch.commands(operation, interfaces[0])
         case op.MakeAssignments() | op.ChangeAssignments() | op.RemoveAssignments():
-            yield from assignment_commands(operation, classifier, marking.mask)
+            yield from assignment_commands(operation, classifier, marking.mask, priority)
         case _:
             filtered = marking if classifier == ClassifierKind.RULES else None
             named = operation.interface if isinstance(operation, op.RestoreQdisc) else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import ClassifierKind, FourTuple
+from mptcp_throttle.model import BEFORE_NAT, ClassifierKind, FourTuple
 from mptcp_throttled.kernel.classes.classifier import Classifier
 from mptcp_throttled.kernel.classes.nft import NftClassifier
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
@@ -44,25 +44,28 @@ class ClassifierChoice:
         return self._otherwise.require()
 
 
-def choose_classifier(wanted: ClassifierKind, mark_mask: int, sockets: PacedSockets | None) -> ClassifierChoice:
+def choose_classifier(
+    wanted: ClassifierKind, mark_mask: int, sockets: PacedSockets | None, priority: int = BEFORE_NAT
+) -> ClassifierChoice:
     """The classifier that is `wanted`; for `auto`: sockets while the kernel program is attached, else nft, else rules.
 
-    `sockets` is None if no subflow ends at a socket of this host, or none is to be paced. A new classifier is
-    registered here. Which classifiers other programs use may change at any time, and does not matter.
+    `sockets` is None if no subflow ends at a socket of this host, or none is to be paced; `priority` is that of chains
+    of `nft`. A new classifier is registered here. Which classifiers other programs use may change at any time, and does
+    not matter.
     """
     match wanted:
         case ClassifierKind.RULES:
             return ClassifierChoice(RulesClassifier(mark_mask))
         case ClassifierKind.NFT:
-            return ClassifierChoice(NftClassifier())
+            return ClassifierChoice(NftClassifier(priority))
         case ClassifierKind.SOCKET if sockets is not None:
             return ClassifierChoice(SocketClassifier(sockets, RulesClassifier(mark_mask)))
-    by_packet = _by_packet(mark_mask)
+    by_packet = _by_packet(mark_mask, priority)
     return ClassifierChoice(by_packet, None if sockets is None else SocketClassifier(sockets, by_packet))
 
 
-def _by_packet(mark_mask: int) -> Classifier:
-    by_map = NftClassifier()
+def _by_packet(mark_mask: int, priority: int) -> Classifier:
+    by_map = NftClassifier(priority)
     try:
         by_map.require()
     except KernelError as error:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted
-from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import BEFORE_NAT, FourTuple
 from mptcp_throttled.kernel.classes.iptables import OwnChain
 from mptcp_throttled.kernel.classes.nft_elements import MAP_ELEMENT_BYTES, decode_map_element, encode_map_element
 from mptcp_throttled.kernel.classes.nft_tables import OwnTables
@@ -23,13 +23,13 @@ _READINGS: Final = 5
 
 
 class NftClassifier:
-    """The classifier `nft`."""
+    """The classifier `nft`. `priority` is that of its chains: `BEFORE_NAT` or `AFTER_NAT`."""
 
     kind = "nft"
     needs_filter = False
 
-    def __init__(self) -> None:
-        self._tables = OwnTables()
+    def __init__(self, priority: int = BEFORE_NAT) -> None:
+        self._tables = OwnTables(priority)
         self._chains = {version: OwnChain(version) for version in IP_VERSIONS}  # of the classifier `rules`
         self._last: dict[int, _Contents] = {}
         self._counts: dict[int, int | None] = {}

@@ -5,7 +5,7 @@ As nft(8) shows the table for IPv4:
     table ip mptcp-throttle {
         map subflows { type ipv4_addr . inet_service . ipv4_addr . inet_service : classid; }
         chain postrouting {
-            type filter hook postrouting priority mangle; policy accept;
+            type filter hook postrouting priority mangle; policy accept;  # or srcnat + 1
             meta priority set ip daddr . tcp dport . ip saddr . tcp sport map @subflows
         }
     }
@@ -27,7 +27,7 @@ from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES, nftsocket
 
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, nested, text
 from mptcp_throttle.linux.netlink_socket import Request
-from mptcp_throttle.model import OWN_TABLE
+from mptcp_throttle.model import BEFORE_NAT, OWN_TABLE
 from mptcp_throttled.kernel.classes.nft_elements import KEY_BYTES, MAP_ELEMENT_BYTES
 
 CHAIN: Final = "postrouting"
@@ -56,7 +56,6 @@ _DATA_VALUE: Final = 1
 
 _ACCEPT: Final = 1
 _POSTROUTING: Final = 4  # NF_INET_POST_ROUTING
-_PRIORITY: Final = -150  # NF_IP_PRI_MANGLE: what comes before has seen the packet, and NAT has not changed its ports
 _BASE_CHAIN: Final = 1  # NFT_CHAIN_BASE
 _IS_MAP: Final = 8  # NFT_SET_MAP
 # What nft(8) needs to show keys and values: its numbers of data types (include/datatype.h), and that a class has the
@@ -146,8 +145,10 @@ def delete_requests(ip_version: int) -> tuple[Request, ...]:
     )
 
 
-def make_requests(ip_version: int, elements: Sequence[bytes], table: str = OWN_TABLE) -> Iterator[Request]:
-    """Make our table with these encoded elements; there must be none of that name."""
+def make_requests(
+    ip_version: int, elements: Sequence[bytes], priority: int = BEFORE_NAT, table: str = OWN_TABLE
+) -> Iterator[Request]:
+    """Make our table with these encoded elements, and its chain with this priority; there must be none of that name."""
     family = _NUMBERS[ip_version]
     new = NLM_F_CREATE | NLM_F_EXCL
     yield _request("", nftsocket.NFT_MSG_NEWTABLE, family, _string(_TABLE_NAME, table), new)
@@ -165,7 +166,7 @@ def make_requests(ip_version: int, elements: Sequence[bytes], table: str = OWN_T
         _string(_CHAIN_NAME, CHAIN),
         _string(_CHAIN_TYPE, "filter"),
         attribute(_CHAIN_POLICY, _NUMBER.pack(_ACCEPT)),
-        attribute(_CHAIN_HOOK | NLA_F_NESTED, _list(_HOOK)),
+        attribute(_CHAIN_HOOK | NLA_F_NESTED, _list(_hook(priority))),
     )
     yield _request("", nftsocket.NFT_MSG_NEWCHAIN, family, b"".join(chain), new)
     rule = (
@@ -196,11 +197,11 @@ def is_map(present: Mapping[int, bytes], ip_version: int) -> bool:
     )
 
 
-def is_chain(present: Mapping[int, bytes]) -> bool:
-    """Whether these are attributes of a chain of ours: it has one rule, and none leads to it."""
+def is_chain(present: Mapping[int, bytes], priority: int) -> bool:
+    """Whether these are attributes of a chain of ours with this priority: it has one rule, and none leads to it."""
     return (
         text(present.get(_CHAIN_TYPE, b"")) == "filter"
-        and attributes(present.get(_CHAIN_HOOK, b"")) == _HOOK
+        and attributes(present.get(_CHAIN_HOOK, b"")) == _hook(priority)
         and present.get(_CHAIN_POLICY) == _NUMBER.pack(_ACCEPT)
         and present.get(_CHAIN_USE) == _NUMBER.pack(1)
         and present.get(_CHAIN_FLAGS, _NUMBER.pack(_BASE_CHAIN)) == _NUMBER.pack(_BASE_CHAIN)
@@ -248,10 +249,8 @@ def _element_requests(command: int, ip_version: int, table: str, elements: Seque
         yield _request("", command, _NUMBERS[ip_version], body, flags)
 
 
-_HOOK: Final[Mapping[int, bytes]] = {
-    _HOOK_NUMBER: _NUMBER.pack(_POSTROUTING),
-    _HOOK_PRIORITY: _NUMBER.pack(_PRIORITY & 0xFFFF_FFFF),
-}
+def _hook(priority: int) -> dict[int, bytes]:
+    return {_HOOK_NUMBER: _NUMBER.pack(_POSTROUTING), _HOOK_PRIORITY: _NUMBER.pack(priority & 0xFFFF_FFFF)}
 
 
 def _map_attributes(ip_version: int) -> dict[int, bytes]:

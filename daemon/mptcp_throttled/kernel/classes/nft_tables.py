@@ -15,7 +15,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request
-from mptcp_throttle.model import OWN_TABLE
+from mptcp_throttle.model import BEFORE_NAT, OWN_TABLE
 from mptcp_throttled.kernel.classes import nft_messages
 from mptcp_throttled.kernel.classes.nft_messages import CHAIN, FAMILIES, MAP, Part
 
@@ -24,13 +24,14 @@ _NO_NFTABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOS
 
 
 class OwnTables:
-    """Our tables in the kernel. For one thread only; all methods raise KernelError.
+    """Our tables in the kernel, with chains of this priority. For one thread only; all methods raise KernelError.
 
     Every change is one transaction: all of it is made, or nothing. `generation` tells whether nftables was changed
     between or during calls that read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, priority: int = BEFORE_NAT) -> None:
+        self._priority = priority
         self._socket: NetlinkSocket | None = None
         self._absent = False
 
@@ -44,7 +45,7 @@ class OwnTables:
         """Raise KernelError if the kernel cannot have our table for IPv4."""
         what = "look for maps of nftables"
         try:
-            requests = tuple(nft_messages.make_requests(4, (), _CHECKED))
+            requests = tuple(nft_messages.make_requests(4, (), table=_CHECKED))
             self._netlink().carry_out_together(what, nft_messages.batch(requests, commit=False))
         except KernelError as error:
             if error.number in {*_NO_NFTABLES, errno.ENOENT}:
@@ -74,7 +75,7 @@ class OwnTables:
             return False
         what = f"nft list chain {_name(ip_version)} {CHAIN}"
         chain = self._get(nft_messages.part_request(what, Part.CHAIN_HEADER, ip_version))
-        if chain is None or not nft_messages.is_chain(chain):
+        if chain is None or not nft_messages.is_chain(chain, self._priority):
             return False
         rules = list(self._dump(nft_messages.part_request(what, Part.RULES, ip_version)))
         return len(rules) == 1 and nft_messages.is_rule(rules[0], ip_version)
@@ -87,8 +88,8 @@ class OwnTables:
     def make(self, ip_version: int, elements: Sequence[bytes]) -> None:
         """Make our table with exactly these encoded elements; one that exists is replaced."""
         what = f"nft add table {_name(ip_version)}: {len(elements)} assignments"
-        requests = *nft_messages.delete_requests(ip_version), *nft_messages.make_requests(ip_version, elements)
-        self._commit(what, requests)
+        new = nft_messages.make_requests(ip_version, elements, self._priority)
+        self._commit(what, (*nft_messages.delete_requests(ip_version), *new))
 
     def change(self, ip_version: int, add: Sequence[bytes], delete: Sequence[bytes]) -> None:
         """Delete and add encoded elements. Those to be deleted must be in the map, those to be added not."""
