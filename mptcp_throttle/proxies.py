@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Self
 
 from mptcp_throttle.model import AccessNetwork
+from mptcp_throttle.network_namespace import Container
 from mptcp_throttle.ports import ALL_PORTS, Ports
 
 MAX_PROXIES: Final = 16
@@ -18,15 +20,19 @@ MAX_PROXIES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """Where clients reach a proxy: at least one interface, and TCP ports."""
+    """Where clients reach a proxy: at least one interface, and TCP ports.
+
+    `namespace`: the network namespace of both; None: that of the services, whichever it is.
+    """
 
     interfaces: tuple[str, ...]
     ports: Ports
+    namespace: Container | Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Proxies:
-    """All proxies by name, of which none has a port of another; a single one may have the name None.
+    """All proxies by name, in one network namespace; none has a port of another. A single one may have the name None.
 
     Kernel programs know them by their numbers: 1, 2 and so on, in this order.
     """
@@ -48,7 +54,7 @@ class Proxies:
         """Where clients reach any of them."""
         interfaces = dict.fromkeys(name for proxy in self.by_name.values() for name in proxy.interfaces)
         ranges = tuple(each for proxy in self.by_name.values() for each in proxy.ports.ranges)
-        return Proxy(tuple(interfaces), Ports(ranges))
+        return Proxy(tuple(interfaces), Ports(ranges), next(iter(self.by_name.values())).namespace)
 
     def numbered(self) -> Iterator[tuple[int, tuple[str | None, Proxy]]]:
         """Each with its number and name."""

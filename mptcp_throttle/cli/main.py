@@ -18,6 +18,7 @@ from mptcp_throttle.command_line import argument, command_line, duration
 from mptcp_throttle.config.load import find_sockets, load_config
 from mptcp_throttle.errors import EX_FAILURE, ExitStatus, UserError
 from mptcp_throttle.findings import Finding
+from mptcp_throttle.network_namespace import KEPT_AT, is_entered
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate
@@ -204,7 +205,11 @@ def _findings(options: argparse.Namespace) -> list[Finding]:
     # pyroute2 takes as long to import as everything else, and no other command needs it.
     from mptcp_throttle.cli.doctor import examine
 
-    return examine(options.config, load_config(options.config), _TIMEOUT_SECONDS)
+    config = load_config(options.config)
+    if config.proxy.namespace is not None and KEPT_AT.exists() and not is_entered() and os.geteuid() == 0:
+        # ip-netns(8) also mounts the /sys that shows the interfaces of the namespace.
+        os.execvp("ip", ("ip", "netns", "exec", KEPT_AT.name, sys.executable, *sys.orig_argv[1:]))  # noqa: S606
+    return examine(options.config, config, _TIMEOUT_SECONDS)
 
 
 def _monitor(options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from mptcp_throttle.units import format_share
 SNIFFER: Final = "mptcp-sniffer"
 DAEMON: Final = "mptcp-throttled"
 WEB: Final = "mptcp-throttle-web"
+NAMESPACE: Final = "mptcp-throttle-namespace"
 
 _MOST_NAMED: Final = 20
 
@@ -117,6 +118,8 @@ def services_to_restart(key: str) -> tuple[str, ...]:
         return (DAEMON,)
     if key.startswith("web."):
         return (WEB,)
+    if key == "proxy.namespace":
+        return (NAMESPACE,)
     return (SNIFFER, DAEMON, *((WEB,) if key in _FOR_SOCKETS else ()))
 
 

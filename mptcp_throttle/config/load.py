@@ -128,7 +128,7 @@ def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -
 def _by_name(service: ServiceFile) -> dict[str | None, Proxy]:
     # Their order in the file means nothing.
     sections = sorted(service.proxies.items()) if service.proxies else [(None, service.proxy)]
-    return {name: Proxy(_interface_names(proxy), Ports(proxy.ports)) for name, proxy in sections}
+    return {name: Proxy(_interface_names(proxy), Ports(proxy.ports), proxy.namespace) for name, proxy in sections}
 
 
 def _interface_names(proxy: ProxySection) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ def _proxies(service: ServiceFile, file: YamlFile) -> list[str]:
     sections: dict[KeyPath, ProxySection] = {("proxies", name): proxy for name, proxy in service.proxies.items()}
     sections = sections or {("proxy",): service.proxy}
     problems = [problem for keys, proxy in sections.items() for problem in _interfaces(proxy, file, keys)]
-    return problems or [*_same_ports(service, file), *_too_many(service, file)]
+    return problems or [*_same_ports(service, file), *_other_namespaces(service, file), *_too_many(service, file)]
 
 
 def _interfaces(proxy: ProxySection, file: YamlFile, keys: KeyPath) -> list[str]:
@@ -167,6 +167,14 @@ def _same_ports(service: ServiceFile, file: YamlFile) -> Iterator[str]:
                     place = file.place("proxies", name, "ports", index)
                     yield f"{place}: {common}: belongs to proxy {owner}; allowed: each port in one proxy"
         earlier[name] = Ports(proxy.ports)
+
+
+def _other_namespaces(service: ServiceFile, file: YamlFile) -> Iterator[str]:
+    first, *others = [*service.proxies.items()] or [("", service.proxy)]
+    for name, proxy in others:
+        if proxy.namespace != first[1].namespace:
+            place = f"{file.place('proxies', name, 'namespace')}: {proxy.namespace or 'null'}"
+            yield f"{place}: is not that of proxy {first[0]}; allowed: the same for all proxies"
 
 
 def _too_many(service: ServiceFile, file: YamlFile) -> list[str]:

@@ -53,6 +53,7 @@ from mptcp_throttle.model import (
     Trust,
     Window,
 )
+from mptcp_throttle.network_namespace import Container, parse_namespace
 from mptcp_throttle.ports import parse_range
 from mptcp_throttle.proxies import MAX_PROXIES, Proxies, Proxy
 from mptcp_throttle.units import Rate, parse_duration, parse_share, parse_size
@@ -172,7 +173,7 @@ InterfaceName = Annotated[str, text_that(_is_interface, "the name of an interfac
 
 
 class ProxySection(Section):
-    """The interface or interfaces, and the TCP ports, on which clients reach the proxy.
+    """The interface or interfaces, and the TCP ports, on which clients reach the proxy, and their network namespace.
 
     Either `interface` or `interfaces` is given: `load_config` makes a `Proxy` of both.
     """
@@ -186,6 +187,7 @@ class ProxySection(Section):
         list_of("ports and ranges", MAX_PORT_ITEMS),
         AfterValidator(_disjoint),
     ]
+    namespace: Annotated[Container | Path, parsed_by(parse_namespace)] | None = None
 
 
 _NO_PROXY: Final = ProxySection.model_construct(ports=())

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import proxy_world
 import pytest
+from boxes import BOXES, NAT, add_box
 from polling import eventually
 from proxy_world import Hosts, ProxyWorld, receive_rates
 
 from mptcp_lab.download import Download, reset_subflows
-from mptcp_lab.host import Host
 from mptcp_lab.origin import PORT as ORIGIN_PORT
 from mptcp_lab.origin import endless, start_origin
-from mptcp_lab.process import run
 from mptcp_lab.services import Services
 from mptcp_lab.squid import PORT, SQUID
 from mptcp_lab.topology import ClientSpec, Topology, build
@@ -22,37 +21,11 @@ from mptcp_lab.topology import ClientSpec, Topology, build
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mptcp_lab.topology import Lab
 
 PORTS: Final = (PORT, PORT + 1)
 TOPOLOGY: Final = Topology(clients=(ClientSpec(families=(4,)),))
-NAT: Final = ("iptables-legacy", "-t", "nat")
-BOXES: Final = ("172.17.0.2", "172.17.1.2")
 SAID_SECONDS: Final = 5.0
 SAID: Final = "proved on the wire, not in this kernel"
-
-
-def add_box(lab: Lab, number: int = 0) -> Host:
-    """A network namespace behind the proxy, to which the proxy translates a port (PORT + `number`) as Docker does."""
-    namespace, address = f"{lab.proxy.namespace.removesuffix('proxy')}box{number}", BOXES[number]
-    gateway = f"172.17.{number}.1"
-    run(["ip", "netns", "add", namespace])
-    box = Host(f"box{number}", namespace, lab.directory / f"box{number}")
-    lab.proxy.ip(
-        [
-            f"link add box{number} type veth peer name eth0 netns {namespace}",
-            f"address add {gateway}/24 dev box{number}",
-            f"link set box{number} up",
-        ]
-    )
-    box.ip(
-        [f"address add {address}/24 dev eth0", "link set lo up", "link set eth0 up", f"route add default via {gateway}"]
-    )
-    lab.proxy.sysctl({"net/ipv4/ip_forward": "1"})
-    to_box = ("--dport", str(PORT + number), "-j", "DNAT", "--to-destination", f"{address}:{PORT}")
-    lab.proxy.run(*NAT, "-A", "PREROUTING", "-i", "eth0", "-p", "tcp", *to_box)
-    lab.proxy.run(*NAT, "-A", "POSTROUTING", "-s", f"{address}/32", "-o", "eth0", "-j", "MASQUERADE")
-    return box
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.findings import Check, Finding, Host
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
 from mptcp_throttle.model import BackEnd, ClassifierKind, RateKind
+from mptcp_throttle.network_namespace import parse_namespace
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import Proxies, Proxy
 from mptcp_throttle.rpc import Json
@@ -219,6 +220,12 @@ def with_rule_and_listeners(host: Examined, address: str | None, *elsewhere: int
 
 def rule_that_leads_to_a_container(host: Examined, is_well: bool) -> None:
     with_rule_and_listeners(host, None if is_well else "172.17.0.2", 3128)
+
+
+def container_that_does_not_run(host: Examined, is_well: bool) -> None:
+    proxy = replace(host.host.config.proxy, namespace=parse_namespace("docker:squid"))
+    host.host = replace(host.host, config=replace(host.host.config, proxy=proxy))
+    host.reads(proxy_checks, is_entered=lambda: is_well, KEPT_AT=host.directory / "missing")
 
 
 def rule_that_comes_before_rules(host: Examined, is_well: bool) -> None:
@@ -468,6 +475,7 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
         listener_on_another_host,
     ),
     proxy_checks.own_connections: (connections_from_a_range,),
+    proxy_checks.namespace: (container_that_does_not_run,),
     proxy_checks.ends: (
         rule_that_leads_to_a_container,
         proxy_in_a_container,

@@ -13,6 +13,7 @@ import pytest
 
 import mptcp_sniffer.main
 import mptcp_throttle.cli
+import mptcp_throttle.follow_namespace
 import mptcp_throttle_web.main
 import mptcp_throttled.main
 from mptcp_lab.adversary.catalogue import BY_CLIENTS
@@ -35,7 +36,13 @@ def test_exit_statuses_are_documented() -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [mptcp_throttle.cli.main, mptcp_sniffer.main.main, mptcp_throttled.main.main, mptcp_throttle_web.main.main],
+    [
+        mptcp_throttle.cli.main,
+        mptcp_throttle.follow_namespace.main,
+        mptcp_sniffer.main.main,
+        mptcp_throttled.main.main,
+        mptcp_throttle_web.main.main,
+    ],
 )
 def test_programs_list_the_exit_statuses_in_their_help(
     program: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
@@ -237,6 +244,7 @@ PARSERS: Final = {
     "mptcp-sniffer": mptcp_sniffer.main.parser,
     "mptcp-throttled": mptcp_throttled.main.parser,
     "mptcp-throttle-web": mptcp_throttle_web.main.parser,
+    "mptcp-throttle-namespace": mptcp_throttle.follow_namespace.parser,
 }
 PLACEHOLDERS: Final = {"ADDRESS": "10.1.0.2", "RATE": "1mbit", "DURATION": "10m"}
 """What a reader writes for words that stand for a value; a name may be any word."""

@@ -12,6 +12,7 @@ import pytest
 import mptcp_lab.scenario.lab_cli
 import mptcp_sniffer.main
 import mptcp_throttle.cli
+import mptcp_throttle.follow_namespace
 import mptcp_throttle_web.main
 import mptcp_throttled.main
 
@@ -20,7 +21,15 @@ VERSION = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["version
 
 
 @pytest.mark.parametrize(
-    "name", ["mptcp-throttle", "mptcp-sniffer", "mptcp-throttled", "mptcp-throttle-web", "mptcp-lab"]
+    "name",
+    [
+        "mptcp-throttle",
+        "mptcp-throttle-namespace",
+        "mptcp-sniffer",
+        "mptcp-throttled",
+        "mptcp-throttle-web",
+        "mptcp-lab",
+    ],
 )
 def test_version_is_shown_by_every_program(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -28,6 +37,7 @@ def test_version_is_shown_by_every_program(
     monkeypatch.setattr(sys, "argv", [name, "--version"])
     programs = {
         "mptcp-throttle": mptcp_throttle.cli.main,
+        "mptcp-throttle-namespace": mptcp_throttle.follow_namespace.main,
         "mptcp-sniffer": mptcp_sniffer.main.main,
         "mptcp-throttled": mptcp_throttled.main.main,
         "mptcp-throttle-web": mptcp_throttle_web.main.main,

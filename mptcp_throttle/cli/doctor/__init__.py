@@ -14,6 +14,7 @@ from mptcp_throttle.findings import Check, Finding, Host
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 
 CHECKS: Final[tuple[Check, ...]] = (  # in the order in which they are shown
+    proxy_checks.namespace,
     kernel_checks.mptcp,
     kernel_checks.joins,
     kernel_checks.send_buffers,

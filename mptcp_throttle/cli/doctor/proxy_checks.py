@@ -13,12 +13,14 @@ from typing import Final, NamedTuple
 from mptcp_throttle.cli.doctor.mark_checks import classifier_of
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError, listed
+from mptcp_throttle.features import DOCUMENTS
 from mptcp_throttle.findings import Finding, Host, note, of_the_proxy, or_ok
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.model import AccessNetwork, Address, ClassifierKind, Direction, Network
+from mptcp_throttle.network_namespace import KEPT_AT, is_entered
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.programs import output_of
 from mptcp_throttle.setup.collect_facts import listeners_elsewhere, read_translations
@@ -27,6 +29,7 @@ from mptcp_throttle.setup.nat_rules import led_away
 from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_hosts
 from mptcp_throttle.subnet_table import SubnetTable, network_table
 
+_NAMESPACE: Final = "network namespace"
 _INTERFACES: Final = Path("/sys/class/net")
 _LOCAL_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _RESERVED_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
@@ -34,7 +37,8 @@ _OWN: Final = "own connections"
 _ENDS: Final = "ends of connections"
 _TRANSLATED: Final = "translated connections"
 END_HERE: Final = (
-    "let the proxy use the network of this host (Docker: `--network host`), without rules that translate its ports"
+    "let the proxy use the network of this host (Docker: `--network host`), without rules that translate its ports, or"
+    f" set proxy.namespace: {DOCUMENTS}/howto/containers.md"
 )
 """What to do about connections that end elsewhere."""
 _KEYS: Final = "proxy.interface or proxy.interfaces"
@@ -43,6 +47,19 @@ _MOST_CLIENTS: Final = 1000
 _MOST_SUBNETS: Final = 1000
 # For documentation (RFC 5737, RFC 3849): only the default route leads there.
 _ANYWHERE: Final = {4: ip_address("192.0.2.1"), 6: ip_address("2001:db8::1")}
+
+
+def namespace(host: Host) -> list[Finding]:
+    """Whether this is the network namespace of the proxy, which all other checks are about."""
+    source = host.config.proxy.namespace
+    if source is None:
+        return []
+    if is_entered():
+        return [Finding(_NAMESPACE, remark=f"that of {source}")]
+    if not KEPT_AT.exists():
+        remedy = "start the container, and `systemctl start mptcp-throttle-namespace`"
+        return [Finding(_NAMESPACE, f"{source} is not there: all else is said of this one", remedy)]
+    return [Finding(_NAMESPACE, unchecked=f"only root may enter that of {source}: all else is said of this one")]
 
 
 def interface(host: Host) -> Iterator[Finding]:

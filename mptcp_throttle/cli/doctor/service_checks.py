@@ -12,7 +12,7 @@ from mptcp_throttle.findings import Finding, Host, daemon_findings, not_captured
 from mptcp_throttle.programs import ProgramFailed
 from mptcp_throttle.systemd_unit import SERVICES, Unit, last_line, read_unit
 
-_OPTIONAL: Final = ("mptcp-throttled-cleanup", "mptcp-throttle-web")
+_OPTIONAL: Final = ("mptcp-throttled-cleanup", "mptcp-throttle-web", "mptcp-throttle-namespace")
 _LARGER_BUFFER: Final = (
     "a larger sniffer.capture_buffer, and `systemctl restart mptcp-sniffer mptcp-throttled`, which resets the count"
 )

@@ -1,0 +1,97 @@
+"""Services that enter the network namespace of the proxy (`proxy.namespace`), by our units under a real systemd."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from booted import CLEAN_UP, DAEMON, NAMESPACE, SYSTEMD, Booted
+from boxes import add_box, end_box, start_box
+from polling import eventually
+from proxy_world import ProxyWorld, receive_rates
+
+from mptcp_lab import namespaces
+from mptcp_lab.kernel_dump import kernel_state
+from mptcp_lab.origin import PORT as ORIGIN_PORT
+from mptcp_lab.origin import start_origin
+from mptcp_lab.process import run
+from mptcp_lab.squid import SQUID
+from mptcp_lab.topology import ClientSpec, Lab, Topology, build
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mptcp_lab.host import Host
+
+TOPOLOGY: Final = Topology(clients=(ClientSpec(families=(4,)),))
+SERVICES: Final = ("mptcp-sniffer", DAEMON)
+PATH: Final = "/run/netns/squid"
+# $1: the network namespace; what follows enters where systemd runs.
+SHOW: Final = f"""\
+exec 3<"$1"
+shift
+exec "$@" sh -ec 'mkdir -p /run/netns && touch {PATH} && mount --bind /proc/self/fd/3 {PATH}'
+"""
+
+
+def show(services: Booted, box: Host) -> None:
+    """Give the namespace of the box its path beside systemd."""
+    run(["sh", "-c", SHOW, "sh", namespaces.path(box.namespace), *services.enter])
+
+
+def hide(services: Booted) -> None:
+    run([*services.enter, "umount", PATH])
+
+
+def start_squid(lab: Lab, box: Host) -> None:
+    SQUID.start(box, f"{lab.origin_address(4)}:{ORIGIN_PORT}")
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with build(TOPOLOGY) as made:
+        yield made
+
+
+@pytest.fixture
+def box(lab: Lab) -> Iterator[Host]:
+    made = add_box(lab)
+    start_squid(lab, made)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def services(lab: Lab) -> Iterator[Booted]:
+    """Not started, with the drop-ins of docs/howto/containers.md."""
+    booted = Booted(lab.proxy, "booted")
+    booted.configure_section("proxy", namespace=PATH)
+    drop_in = (SYSTEMD / "mptcp-throttled.service.d/namespace.conf").read_text()
+    for name in (*SERVICES, CLEAN_UP):
+        (booted.root / f"units/{name}.service.d").mkdir()
+        (booted.root / f"units/{name}.service.d/namespace.conf").write_text(drop_in)
+    booted.systemctl("daemon-reload")
+    yield booted
+    booted.stop()
+
+
+def test_services_throttle_in_the_namespace_of_the_proxy_and_follow_it(lab: Lab, box: Host, services: Booted) -> None:
+    untouched = kernel_state(lab.proxy)
+    world = ProxyWorld(replace(lab, proxy=box), start_origin(lab.origin), services)
+    services.systemctl("start", "--no-block", NAMESPACE)
+    for _ in range(2):
+        assert services.systemctl("is-active", NAMESPACE, *SERVICES).split() == ["activating", "inactive", "inactive"]
+        show(services, box)
+        eventually(lambda: services.answers(services.sockets.daemon), "started")
+        world.begin_settled()
+        assert 0.5e6 < receive_rates(lab.client, 2.0)["eth0"] < 1.5e6
+        assert kernel_state(lab.proxy) == untouched
+        hide(services)
+        end_box(lab, box)
+        eventually(lambda: services.systemctl("is-active", *SERVICES, CLEAN_UP).split() == ["inactive"] * 3, "ended")
+        assert services.systemctl("--failed", "--no-legend") == ""
+        assert services.kept_links == 0
+        world.abort()
+        start_box(lab, box)
+        start_squid(lab, box)
