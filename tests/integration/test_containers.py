@@ -1,0 +1,72 @@
+"""A proxy in a container of Docker, podman or LXC: caps hold in its network namespace, also after a restart of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from engines import ENGINES, Engine, Machine, machine, missing
+from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended, receive_rates, unique
+
+from mptcp_lab.origin import start_origin
+from mptcp_lab.services import Services
+from mptcp_lab.topology import ClientSpec, Topology, build
+
+if TYPE_CHECKING:
+    from mptcp_lab.process import Process
+
+TOPOLOGY: Final = Topology(clients=(ClientSpec(families=(4,)),))
+
+
+def follow(beside: Machine, services: Services) -> Process:
+    follower = beside.start(unique("follow"), EXECUTABLES / "mptcp-throttle-namespace", "--config", services.config)
+    follower.wait_until(lambda: "its network namespace is at" in follower.log_text(), "keeping the namespace")
+    return follower
+
+
+def findings(beside: Machine, services: Services) -> dict[str, object]:
+    command = EXECUTABLES / "mptcp-throttle", "--config", services.config, "doctor", "--json"
+    document = json.loads(beside.run(*command, check=False).stdout)
+    return {finding["subject"]: finding["problem"] or finding["remark"] for finding in document["findings"]}
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_cap_holds_for_a_proxy_in_a_container_and_after_its_restart(kind: type[Engine]) -> None:
+    absent = missing(kind)
+    if absent is not None:
+        pytest.skip(f"{absent} is not installed; `lab/bootstrap --containers` installs it")
+    with build(TOPOLOGY) as lab, machine(lab) as beside:
+        engine, origin, inside = kind(beside), start_origin(lab.origin), beside.inside()
+        engine.start()
+        on = Hosts(replace(lab, proxy=inside), origin)
+        services = Services(inside)
+        services.configure_section("proxy", namespace=engine.source)
+        follower = follow(beside, services)
+        world = ProxyWorld(on.lab, origin, services)
+        check_capped(world)
+        found = findings(beside, services)
+        assert found["network namespace"] == f"that of {engine.source}"
+        assert found["interface"] is None
+        assert found["proxy port 8080"] is None
+        engine.restart()
+        assert follower.wait(10.0) == 0
+        services.stop()
+        assert services.exit_statuses == (0, 0)
+        world.abort()
+        follower = follow(beside, services)
+        with attended(on, services) as world:
+            check_capped(world)
+        follower.stop()
+
+
+def check_capped(world: ProxyWorld) -> None:
+    world.services.start_sniffer()
+    world.services.start_daemon()
+    world.services.wait_ready()
+    world.begin_settled()
+    assert world.services.status()["daemon"]["classifier"] == "socket"
+    rates = receive_rates(world.lab.client, 2.0)
+    assert 0.5e6 < rates["eth0"] < 1.5e6
+    assert rates["wlan0"] > 10e6
