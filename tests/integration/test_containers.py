@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -17,11 +19,16 @@ from mptcp_lab.topology import ClientSpec, Topology, build
 if TYPE_CHECKING:
     from mptcp_lab.process import Process
 
+UNIT: Final = Path(__file__).parents[2] / "systemd/mptcp-throttle-namespace.service"
 TOPOLOGY: Final = Topology(clients=(ClientSpec(families=(4,)),))
 
 
 def follow(beside: Machine, services: Services) -> Process:
-    follower = beside.start(unique("follow"), EXECUTABLES / "mptcp-throttle-namespace", "--config", services.config)
+    """With the capabilities of its unit."""
+    (named,) = re.findall(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(encoding="utf-8"), re.MULTILINE)
+    bounding = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in named.split())])
+    program = EXECUTABLES / "mptcp-throttle-namespace", "--config", services.config
+    follower = beside.start(unique("follow"), "setpriv", "--no-new-privs", f"--bounding-set={bounding}", *program)
     follower.wait_until(lambda: "its network namespace is at" in follower.log_text(), "keeping the namespace")
     return follower
 

@@ -18,6 +18,7 @@ from mptcp_lab.origin import start_origin
 from mptcp_lab.process import run
 from mptcp_lab.squid import SQUID
 from mptcp_lab.topology import ClientSpec, Lab, Topology, build
+from mptcp_throttle.network_namespace import KEPT_AT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,10 +39,6 @@ exec "$@" sh -ec 'mkdir -p /run/netns && touch {PATH} && mount --bind /proc/self
 def show(services: Booted, box: Host) -> None:
     """Give the namespace of the box its path beside systemd."""
     run(["sh", "-c", SHOW, "sh", namespaces.path(box.namespace), *services.enter])
-
-
-def hide(services: Booted) -> None:
-    run([*services.enter, "umount", PATH])
 
 
 def start_squid(lab: Lab, box: Host) -> None:
@@ -76,22 +73,34 @@ def services(lab: Lab) -> Iterator[Booted]:
     booted.stop()
 
 
+def end_container(lab: Lab, box: Host, services: Booted) -> None:
+    run([*services.enter, "umount", PATH])
+    end_box(lab, box)
+
+
+def stop_unit(_lab: Lab, _box: Host, services: Booted) -> None:
+    services.systemctl("stop", NAMESPACE)
+    run([*services.enter, "test", "!", "-e", str(KEPT_AT)])
+
+
 def test_services_throttle_in_the_namespace_of_the_proxy_and_follow_it(lab: Lab, box: Host, services: Booted) -> None:
     untouched = kernel_state(lab.proxy)
     world = ProxyWorld(replace(lab, proxy=box), start_origin(lab.origin), services)
     services.systemctl("start", "--no-block", NAMESPACE)
-    for _ in range(2):
+    for end in (end_container, stop_unit):
         assert services.systemctl("is-active", NAMESPACE, *SERVICES).split() == ["activating", "inactive", "inactive"]
+        before = kernel_state(box)
         show(services, box)
         eventually(lambda: services.answers(services.sockets.daemon), "started")
         world.begin_settled()
         assert 0.5e6 < receive_rates(lab.client, 2.0)["eth0"] < 1.5e6
         assert kernel_state(lab.proxy) == untouched
-        hide(services)
-        end_box(lab, box)
+        end(lab, box, services)
         eventually(lambda: services.systemctl("is-active", *SERVICES, CLEAN_UP).split() == ["inactive"] * 3, "ended")
         assert services.systemctl("--failed", "--no-legend") == ""
         assert services.kept_links == 0
         world.abort()
-        start_box(lab, box)
-        start_squid(lab, box)
+        if end is end_container:
+            start_box(lab, box)
+            start_squid(lab, box)
+    assert kernel_state(box) == before
