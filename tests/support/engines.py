@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -59,6 +59,8 @@ driver = "vfs"
 graphroot = "/var/lib/containers/storage"
 runroot = "/run/containers/storage"
 """
+_PODMAN_FILES: Final = {"CONTAINERS_CONF": _CONTAINERS_CONF, "CONTAINERS_STORAGE_CONF": _STORAGE_CONF}
+"""By the environment variables that name them."""
 _LXC_ADDRESS: Final = "172.19.0.2"
 _LXC_CONF: Final = f"""\
 lxc.uts.name = squid
@@ -83,20 +85,23 @@ class Machine:
         self.lab = lab
         self.directory = lab.directory / "squid"
         self.directory.mkdir()
+        for name, text in _PODMAN_FILES.items():
+            (self.directory / name).write_text(text)
         self._children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        process.wait_until(lambda: self._children.read_text() != "", "in its namespaces")
-        process.wait_until(lambda: "sleep" in Path(f"/proc/{self._init}/cmdline").read_text(), "booted")
+        process.wait_until(self._is_booted, "booted")
 
     @property
     def _init(self) -> str:
         return self._children.read_text().split()[0]
 
+    def _is_booted(self) -> bool:
+        with suppress(IndexError, OSError):  # before, it has other children
+            return Path(f"/proc/{self._init}/cmdline").read_text().startswith("sleep")
+        return False
+
     @property
     def _enter(self) -> list[str]:
-        files = {"CONTAINERS_CONF": _CONTAINERS_CONF, "CONTAINERS_STORAGE_CONF": _STORAGE_CONF}
-        for name, text in files.items():
-            (self.directory / name).write_text(text)
-        variables = (f"{name}={self.directory / name}" for name in files)
+        variables = (f"{name}={self.directory / name}" for name in _PODMAN_FILES)
         return ["nsenter", f"--target={self._init}", "--mount", "--pid", "--net", "env", *variables]
 
     def run(self, *argv: str | Path, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
