@@ -170,11 +170,11 @@ def _same_ports(service: ServiceFile, file: YamlFile) -> Iterator[str]:
 
 
 def _other_namespaces(service: ServiceFile, file: YamlFile) -> Iterator[str]:
-    first, *others = [*service.proxies.items()] or [("", service.proxy)]
-    for name, proxy in others:
-        if proxy.namespace != first[1].namespace:
+    first = next(iter(service.proxies), None)
+    for name, proxy in service.proxies.items():
+        if first is not None and proxy.namespace != service.proxies[first].namespace:
             place = f"{file.place('proxies', name, 'namespace')}: {proxy.namespace or 'null'}"
-            yield f"{place}: is not that of proxy {first[0]}; allowed: the same for all proxies"
+            yield f"{place}: is not that of proxy {first}; allowed: the same for all proxies"
 
 
 def _too_many(service: ServiceFile, file: YamlFile) -> list[str]:

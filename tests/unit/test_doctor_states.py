@@ -224,7 +224,7 @@ def rule_that_leads_to_a_container(host: Examined, is_well: bool) -> None:
 
 def container_that_does_not_run(host: Examined, is_well: bool) -> None:
     proxy = replace(host.host.config.proxy, namespace=parse_namespace("docker:squid"))
-    host.host = replace(host.host, config=replace(host.host.config, proxy=proxy))
+    host.host = replace(host.host, config=replace(host.host.config, proxies=Proxies({None: proxy})))
     host.reads(proxy_checks, is_entered=lambda: is_well, KEPT_AT=host.directory / "missing")
 
 

@@ -239,7 +239,7 @@ MANY_PORTS = ", ".join(str(port) for port in range(2000, 2066, 2))
         ("proxies: {work: 5}\n", ":1: proxies.work: 5: is not a mapping; allowed: lines of the form"),
         (
             "proxies: {work: {interface: eth0, port: [1], ports: [1]}}\n",
-            ":1: proxies.work.port: [1]: unknown key; allowed: interface, interfaces, ports",
+            ":1: proxies.work.port: [1]: unknown key; allowed: interface, interfaces, namespace, ports",
         ),
         (
             "proxies: {work: {interface: eth0, ports: [0]}}\n",
@@ -612,3 +612,15 @@ def test_cap_in_a_window_of_a_most_preferred_network_is_refused(tmp_path: Path) 
 def test_unknown_time_zone_is_refused(tmp_path: Path, zone: str) -> None:
     (problem,) = problems(tmp_path, f"{SERVICE}time_zone: '{zone}'\n", wifi=WIFI)
     assert problem.endswith("allowed: an IANA name, such as Europe/Berlin, or null")
+
+
+def test_proxies_are_in_one_network_namespace(tmp_path: Path) -> None:
+    both = (
+        "a: {{interface: eth0, ports: [8080], namespace: {0}}}, b: {{interface: eth0, ports: [8081], namespace: {1}}}"
+    )
+    inside = load_config(write_config(tmp_path, f"proxies: {{{both.format('lxc:x', 'lxc:x')}}}\n", wifi=WIFI)).proxy
+    assert str(inside.namespace) == "lxc:x"
+    refusals = problems(tmp_path, f"proxies: {{{both.format('lxc:x', 'null')}}}\n", wifi=WIFI)
+    assert refusals == [
+        "service.yaml:1: proxies.b.namespace: null: is not that of proxy a; allowed: the same for all proxies"
+    ]
