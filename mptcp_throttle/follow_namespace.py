@@ -30,13 +30,16 @@ _MS_BIND, _MNT_DETACH = 4096, 2  # include/uapi/linux/mount.h, fs.h
 _NS_GET_NSTYPE: Final = 0xB703  # include/uapi/linux/nsfs.h
 _CLONE_NEWNET: Final = 0x40000000  # include/uapi/linux/sched.h
 _MOUNTS: Final = Path("/proc/self/mountinfo")
+_OWN: Final = Path("/proc/self/ns/net")
 _LOOK_SECONDS: Final = 1.0  # to ask an engine takes some 50 ms
+_NAME_AND_PROCESS: Final = "--format={{.Name}} {{.State.Pid}}"
 _PROCESS: Final = {
-    Engine.DOCKER: ("docker", "inspect", "--type=container", "--format={{.State.Pid}}"),
-    Engine.PODMAN: ("podman", "inspect", "--type=container", "--format={{.State.Pid}}"),
+    Engine.DOCKER: ("docker", "inspect", "--type=container", _NAME_AND_PROCESS),
+    Engine.PODMAN: ("podman", "inspect", "--type=container", _NAME_AND_PROCESS),
     Engine.LXC: ("lxc-info", "--pid", "--no-humanize", "--name"),
 }
-"""Print the first process of a container whose name follows; nothing, or a number below 1, unless it runs."""
+"""Print the first process of a container whose name follows; nothing, or a number below 1, unless it runs. Docker and
+podman print its name before: what follows may also be the beginning of another container's id."""
 
 _Wait = Callable[[], None]
 
@@ -59,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 def _run(config: Path) -> None:
     source = load_config(config).proxy.namespace
     if source is None:
-        raise UserError(f"{config}: proxy.namespace is null: the proxy is on this host", os.EX_CONFIG)
+        raise UserError(f"{config}: proxy.namespace is null: the proxy has the network of this host", os.EX_CONFIG)
     follow(source, KEPT_AT)
 
 
@@ -75,8 +78,8 @@ def follow(source: Container | Path, path: Path) -> None:
     The path still has it then, since the clean-up after the daemon enters it, too; the next start removes it, and so
     does SIGTERM. Raises UserError.
     """
-    service.on_stop_signal(_stop)
     try:
+        service.on_stop_signal(_stop)
         _remove(path)
         namespace, wait = _wait_for(source)
         _bind(namespace, path)
@@ -86,6 +89,7 @@ def follow(source: Container | Path, path: Path) -> None:
         wait()
         _say(f"{source}: has gone")
     except _Stopped:
+        service.on_stop_signal(lambda: None)
         _remove(path)
 
 
@@ -123,6 +127,8 @@ def _open_container(container: Container) -> tuple[int, _Wait]:
 
 
 def _open_path(path: Path) -> tuple[int, _Wait]:
+    if path.exists() and not _is_namespace(path):
+        raise _Absent("is no network namespace")
     with ExitStack() as opened:
         namespace = _opened(opened, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         # Before the look at what is there now: the kernel reports later changes of mounts (fs/proc_namespace.c).
@@ -146,6 +152,13 @@ def _opened(opened: ExitStack, open_: Callable[[], int]) -> int:
     return descriptor
 
 
+def _is_namespace(path: Path) -> bool:
+    """Whether it is a namespace of any kind, without opening it: to open a device or a pipe may have an effect."""
+    with suppress(OSError):
+        return path.stat().st_dev == _OWN.stat().st_dev  # nsfs
+    return False
+
+
 def _is_network(namespace: int) -> bool:
     with suppress(OSError):
         return fcntl.ioctl(namespace, _NS_GET_NSTYPE) == _CLONE_NEWNET
@@ -160,7 +173,9 @@ def _process_of(container: Container) -> int:
         raise _Absent(str(error)) from error
     if shown is None:
         raise UserError(f"{container}: {program} is not installed", os.EX_UNAVAILABLE)
-    number = shown.strip()
+    *name, number = shown.split() or [""]
+    if name and name[0].removeprefix("/") != container.name:
+        raise _Absent("there is no container of that name")
     if not number.isdecimal() or number == "0":
         raise _Absent("does not run")
     return int(number)
@@ -218,4 +233,5 @@ def _call(name: str, *arguments: bytes | int | None) -> None:
 
 
 def _refused(what: str, error: OSError) -> UserError:
-    return UserError(f"{what}: {error.strerror}", os.EX_NOPERM)
+    status = os.EX_NOPERM if error.errno in {errno.EPERM, errno.EACCES} else os.EX_OSERR
+    return UserError(f"{what}: {error.strerror}", status)

@@ -1,7 +1,7 @@
 """Schedules: which window of time counts at an instant, and when that changes.
 
-A window is a predicate on the local time of an instant. So a clock that is set, and daylight saving time, change only
-which instants it holds at: a window never begins twice, and none is missed.
+A window is a predicate on the local time of an instant: it holds whenever the clock shows its times, whoever has set
+that. In the night in which summer time ends it may hold twice, and in the other one not at all.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ def window_at(schedule: Sequence[Window], at: float, zone: tzinfo | None) -> Win
 def next_change(schedule: Sequence[Window], at: float, zone: tzinfo | None) -> float | None:
     """When another window, or none, will count, in seconds since the epoch; None: never."""
     present = window_at(schedule, at, zone)
-    dates = [window.when.last for window in schedule if window.when.last is not None]
     today = datetime.fromtimestamp(at, zone).date()
-    # Weekdays repeat after a week; one day more, as a window may go on until the next day.
-    last = max([today, *dates]) + (_WEEK + 1) * _DAY
-    instants = (instant for day in _days(today, last) for instant in _instants(day, _boundaries(schedule), zone))
+    # Weekdays repeat after a week, unless dates begin or end. One day more: a window may go on until the next day.
+    dates = (day for window in schedule for day in (window.when.first, window.when.last) if day is not None)
+    weeks = ((day + n * _DAY for n in range(_WEEK + 2)) for day in (today, *dates))
+    days = sorted({day for week in weeks for day in week if day >= today})
+    instants = (instant for day in days for instant in _instants(day, _boundaries(schedule), zone))
     return next((each for each in instants if each > at and window_at(schedule, each, zone) is not present), None)
 
 
@@ -46,15 +47,14 @@ def _boundaries(schedule: Iterable[Window]) -> set[int]:
 def _instants(day: date, minutes: Iterable[int], zone: tzinfo | None) -> list[float]:
     """The instants of these minutes of a day, and of a change of the zone's offset; in their order."""
     midnight = datetime.combine(day, time())
-    local = (midnight + timedelta(minutes=minute) for minute in minutes)
-    # A time that the clock shows twice in autumn is two instants (fold, PEP 495).
-    instants = [_epoch(at.replace(fold=fold), zone) for at in local for fold in (0, 1)]
+    local = [midnight + timedelta(minutes=minute) for minute in minutes]
     begin, end = int(_epoch(midnight, zone)), int(_epoch(midnight + _DAY, zone))
     offset = _offset(begin, zone)
-    if _offset(end, zone) != offset:
-        changed = bisect_left(range(begin, end), True, key=lambda second: _offset(second, zone) != offset)
-        instants.append(float(begin + changed))
-    return sorted(instants)
+    if _offset(end, zone) == offset:
+        return sorted(_epoch(at, zone) for at in local)
+    changed = bisect_left(range(begin, end), True, key=lambda second: _offset(second, zone) != offset)
+    # A time that the clock shows twice is two instants (fold, PEP 495).
+    return sorted((float(begin + changed), *(_epoch(at.replace(fold=fold), zone) for at in local for fold in (0, 1))))
 
 
 def _epoch(local: datetime, zone: tzinfo | None) -> float:

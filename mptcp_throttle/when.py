@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Final, Self
@@ -16,6 +15,8 @@ _ALLOWED: Final = (
     'allowed: days or dates, a time of day, or both, such as "Mon..Fri 08:00-18:00" or "2026-12-24..2026-12-26"'
 )
 _MOST_DATED_DAYS: Final = 366
+_YEARS: Final = range(2000, 2100)
+_MOST_CHARACTERS: Final = 60
 _DATES: Final = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.\.(\d{4}-\d{2}-\d{2}))?", re.ASCII)
 _TIMES: Final = re.compile(r"(\d{2}):(\d{2})-(\d{2}):(\d{2})", re.ASCII)
 
@@ -35,20 +36,17 @@ class When:
     @classmethod
     def parse(cls, text: str) -> Self:
         """From `Mon..Fri 08:00-18:00`, `Sat,Sun`, `01:00-06:00` or `2026-12-24..2026-12-26`. Raises ValueError."""
-        words = text.split()
-        begin, end = 0, _DAY_MINUTES
-        if words and (times := _TIMES.fullmatch(words[-1])) is not None:
-            begin, end = _minute(times[1], times[2]), _minute(times[3], times[4])
-            if begin in {end, _DAY_MINUTES}:
-                raise ValueError(f"has no duration from {begin // 60:02}:{begin % 60:02} on; {_ALLOWED}")
-            words = words[:-1]
-            if not words:
-                return cls(text, frozenset(range(_WEEK)), None, None, begin, end)
-        if len(words) != 1:
+        words = text.split(" ") if len(text) <= _MOST_CHARACTERS else []
+        times = _TIMES.fullmatch(words[-1]) if words else None
+        begin, end = (0, _DAY_MINUTES) if times is None else _span(*times.groups())
+        days = words if times is None else words[:-1]
+        if times is not None and not days:
+            return cls(text, frozenset(range(_WEEK)), None, None, begin, end)
+        if len(days) != 1:
             raise ValueError(_ALLOWED)
-        dates = _DATES.fullmatch(words[0])
+        dates = _DATES.fullmatch(days[0])
         if dates is None:
-            return cls(text, frozenset(_weekdays(words[0])), None, None, begin, end)
+            return cls(text, _weekdays(days[0]), None, None, begin, end)
         first, last = _date(dates[1]), _date(dates[2] or dates[1])
         if not timedelta() <= last - first < _MOST_DATED_DAYS * _DAY:
             raise ValueError(f"allowed: the earlier date first, and at most {_MOST_DATED_DAYS} days")
@@ -70,21 +68,36 @@ class When:
         return self.text
 
 
-def _weekdays(text: str) -> Iterator[int]:
+def _weekdays(text: str) -> frozenset[int]:
+    weekdays: list[int] = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
         if first not in _DAYS or (dots and last not in _DAYS):
             raise ValueError(_ALLOWED)
         begin = _DAYS.index(first)
         length = (_DAYS.index(last) - begin) % _WEEK if dots else 0
-        yield from ((begin + days) % _WEEK for days in range(length + 1))
+        weekdays += ((begin + days) % _WEEK for days in range(length + 1))
+    if len(set(weekdays)) < len(weekdays):
+        raise ValueError("has a day twice; allowed: each day once")
+    return frozenset(weekdays)
 
 
 def _date(text: str) -> date:
     try:
-        return date.fromisoformat(text)
+        day = date.fromisoformat(text)
     except ValueError as error:
         raise ValueError(f"has no date {text}; {_ALLOWED}") from error
+    if day.year not in _YEARS:
+        raise ValueError(f"has no date {text}; allowed: years {_YEARS.start} to {_YEARS.stop - 1}")
+    return day
+
+
+def _span(*times: str) -> tuple[int, int]:
+    """The minutes of the day at which a window begins and ends."""
+    begin, end = _minute(*times[:2]), _minute(*times[2:])
+    if begin in {end, _DAY_MINUTES}:
+        raise ValueError(f"has no duration from {begin // 60:02}:{begin % 60:02} on; {_ALLOWED}")
+    return begin, end
 
 
 def _minute(hours: str, minutes: str) -> int:

@@ -104,10 +104,12 @@ def _settings(config: Config) -> dict[str, object]:
 
 
 def _proxy_settings(proxies: Proxies) -> dict[str, object]:
+    namespace = {"proxy.namespace": proxies.together.namespace}
     if proxies.are_named:
         ports = (f"{name}: {each.ports} on {', '.join(each.interfaces)}" for name, each in proxies.by_name.items())
-        return {"proxy.interfaces": None, "proxy.ports": None, "proxies": "; ".join(ports)}
-    return {"proxy.interfaces": proxies.together.interfaces, "proxy.ports": proxies.together.ports, "proxies": None}
+        return {"proxy.interfaces": None, "proxy.ports": None, "proxies": "; ".join(ports), **namespace}
+    together = proxies.together
+    return {"proxy.interfaces": together.interfaces, "proxy.ports": together.ports, "proxies": None, **namespace}
 
 
 def services_to_restart(key: str) -> tuple[str, ...]:

@@ -328,10 +328,14 @@ def _high_caps(file: YamlFile, network: AccessNetwork) -> Iterator[str]:
         rates = {**network.rates, **section}
         for direction in Direction:
             cap, limit = rates.get(direction.cap), rates.get(direction.limit)
-            is_here = direction.cap in section or direction.limit in section
-            if is_here and cap is not None and limit is not None and cap > limit:
+            if cap is None or limit is None or cap <= limit:
+                continue
+            if direction.cap in section:
                 place = file.place(*parents, *RATE_KEYS[direction.cap])
                 yield f"{place}: {cap}: is more than limit; allowed: up to {limit}"
+            elif direction.limit in section:
+                place = file.place(*parents, *RATE_KEYS[direction.limit])
+                yield f"{place}: {limit}: is less than the cap {cap}; allowed: as much, or a lower cap beside it"
 
 
 def _windows(file: YamlFile, network: AccessNetwork) -> Iterator[str]:

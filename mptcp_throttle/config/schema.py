@@ -79,6 +79,10 @@ _MAX_RUN_DIRECTORY: Final = 107 - len(f"/{_SNIFFER_SOCKET}")
 _MASKS: Final = "allowed: 8 to 16 adjacent bits of 32, such as 0xffff0000"
 _MAX_CONTROL_GROUP: Final = 0.5
 _UNLIMITED: Final = "unlimited"
+# What the directory of time zones has besides: with leap seconds, and what no zone is named after.
+_NO_ZONES: Final = frozenset({"right", "posix", "posixrules", "localtime", "Factory"})
+# Words that are no text in YAML 1.1.
+_NO_NAMES: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 _MAX_WINDOWS: Final = 64
 MAX_INTERFACES: Final = 16
 MAX_PORT_ITEMS: Final = 64
@@ -119,6 +123,8 @@ def _control_group(text: str) -> float:
 def _time_zone(text: str) -> ZoneInfo:
     allowed = "allowed: an IANA name, such as Europe/Berlin, or null"
     try:
+        if text.partition("/")[0] in _NO_ZONES:
+            raise ValueError(allowed)
         return ZoneInfo(text)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         is_missing = not any(Path(directory).is_dir() for directory in TZPATH)
@@ -126,7 +132,10 @@ def _time_zone(text: str) -> ZoneInfo:
 
 
 def _scheduled_rate(text: str) -> Rate | None:
-    return None if text == _UNLIMITED else Rate.parse(text)
+    try:
+        return None if text == _UNLIMITED else Rate.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; or {_UNLIMITED}") from error
 
 
 def _disjoint(ranges: tuple[range, ...]) -> tuple[range, ...]:
@@ -170,6 +179,15 @@ RunDirectory = Annotated[
     str, text_that(_holds_sockets, f"an absolute path of up to {_MAX_RUN_DIRECTORY} bytes: it holds sockets")
 ]
 InterfaceName = Annotated[str, text_that(_is_interface, "the name of an interface: up to 15 bytes, no space, / or :")]
+
+
+ProxyName = Annotated[
+    str,
+    text_that(
+        lambda text: is_name(text) and text[0].isalpha() and text not in _NO_NAMES,
+        "up to 32 of a-z, 0-9, - and _, a letter first; no word such as yes, no or null",
+    ),
+]
 
 
 class ProxySection(Section):
@@ -265,7 +283,7 @@ class ServiceFile(Section):
     """mptcp-throttle.yaml: `load_config` makes `Proxies` of `proxy` or `proxies`, of which one is given."""
 
     proxy: ProxySection = _NO_PROXY
-    proxies: Annotated[dict[Name, ProxySection], mapping_of("proxies", MAX_PROXIES)] = Field(default_factory=dict)
+    proxies: Annotated[dict[ProxyName, ProxySection], mapping_of("proxies", MAX_PROXIES)] = Field(default_factory=dict)
     sniffer: SnifferSection = SnifferSection()
     daemon: DaemonSection = DaemonSection()
     metrics: MetricsSection = MetricsSection()

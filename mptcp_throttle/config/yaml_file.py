@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any, Final
 import yaml
 
 from mptcp_throttle.config.text_file import read_text_file
-from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.errors import ConfigError, shown
 
 KeyPath = tuple[str | int, ...]
 
 _MOST_BYTES: Final = 1 << 20
 """PyYAML takes more than a second for so many."""
 
+_PLAIN_KEY: Final = re.compile(r"[^\W_][\w-]{0,59}")
 _TEXT: Final = "tag:yaml.org,2002:str"
 _TYPES: Final = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int"))
 
@@ -76,8 +78,9 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def dotted(keys: KeyPath) -> str:
-    """`proxy.ports[0]` for ("proxy", "ports", 0)."""
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
+    """`proxy.ports[0]` for ("proxy", "ports", 0); a key that is no name is quoted as values are."""
+    names = (key if isinstance(key, int) or _PLAIN_KEY.fullmatch(key) else shown(key) for key in keys)
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in names).lstrip(".")
 
 
 def _line(node: yaml.Node) -> int:

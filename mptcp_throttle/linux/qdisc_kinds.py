@@ -84,4 +84,8 @@ def lost_beside_htb(kinds: Sequence[str], queues: int) -> tuple[str, ...]:
         losses.append("nothing keeps that queue short")
     if "fq" in kinds:
         losses.append("sockets are not paced (BBR)")
+    if "tbf" in kinds:
+        losses.append("other traffic has no rate, unless daemon.other_traffic gives it one")
+    if "prio" in kinds:
+        losses.append("no traffic comes before other traffic")
     return tuple(losses)

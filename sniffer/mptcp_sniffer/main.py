@@ -16,6 +16,7 @@ from mptcp_throttle.config.changes import SNIFFER, changes
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.network_namespace import require_entered
 from mptcp_throttle.rpc import Json
 
 _log = logging.getLogger("mptcp-sniffer")
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _serve(path: Path) -> None:
     config = load_config(path)
+    require_entered(config.proxy.namespace)
     service.prefer_latency()
     service.return_freed_memory()
     logs.configure()

@@ -21,6 +21,7 @@ from mptcp_throttled.answers.explanation import explain
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.operator import Override
 
 ALL_DAY: Final = Window(When.parse("00:00-24:00"), {RateKind.CAP: Rate.parse("512kbit")})
 SCHEDULED: Final = replace(ETHERNET, schedule=(ALL_DAY,))
@@ -70,6 +71,17 @@ def test_each_rule_is_a_step_to_the_present_rate(running: LoopOnModels) -> None:
     (network,) = explained(running, "10.1.0.2", "ethernet")["networks"]
     steps = [(step["rule"], step["rate"], step["seconds_left"]) for step in network["downlink"]["cap"]]
     assert steps == [("configured", "1mbit", None), ("schedule", "512kbit", None), ("by hand", "5mbit", 60)]
+
+
+def test_rate_by_hand_is_that_of_the_address_in_question(running: LoopOnModels) -> None:
+    rate = Rate.parse("5mbit")
+    running.operator.set(Override("ethernet", RateKind.CAP, rate, None, ip_address("10.1.0.3")))
+    running.show(connection(1, subflow("10.1.0.2"), subflow("10.1.0.3"), subflow("10.2.0.2")))
+    rates = {}
+    for address in ("10.1.0.2", "10.1.0.3"):
+        (network,) = explained(running, address, "ethernet")["networks"]
+        rates[address] = network["downlink"]["cap"][-1]["rate"]
+    assert rates == {"10.1.0.2": "512kbit", "10.1.0.3": "5mbit"}
 
 
 def test_client_without_a_subflow_has_the_rates_of_its_network(

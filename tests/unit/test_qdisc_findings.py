@@ -26,7 +26,7 @@ def finding(
     return judge_qdiscs("eth0", qdiscs(*kinds, handle=handle), queues, force=force, paced=paced)
 
 
-@pytest.mark.parametrize("kind", ["pfifo_fast", "noqueue", "pfifo", "tbf"])
+@pytest.mark.parametrize("kind", ["pfifo_fast", "noqueue", "pfifo"])
 def test_root_qdisc_without_a_loss_has_no_problem(kind: str) -> None:
     assert finding(kind) == Finding(SUBJECT)
     assert finding("htb", "pfifo", handle=0x4D50_0000) == Finding(SUBJECT)  # ours
@@ -52,6 +52,8 @@ def test_qdisc_that_cannot_be_restored_prevents_caps_without_paces(kinds: tuple[
             4,
             "mq: 4 transmit queues are filled through one lock, flows share one queue, sockets are not paced (BBR)",
         ),
+        (("tbf",), 1, "tbf: other traffic has no rate, unless daemon.other_traffic gives it one"),
+        (("prio", "pfifo"), 1, "prio: no traffic comes before other traffic"),
         (("mq", "pfifo_fast"), 8, "mq: 8 transmit queues are filled through one lock"),
     ],
 )

@@ -583,7 +583,17 @@ WINDOW = "{when: 'Mon 08:00-18:00', cap: 512kbit}"
         ),
         ("[{when: Mo, cap: 1mbit}]", "schedule[0].when: 'Mo': allowed: days or dates, a time of day, or both, such as"),
         ("[{when: Mon, cap: 2mbit, limit: 1mbit}]", "schedule[0].cap: 2mbit: is more than limit; allowed: up to 1mbit"),
-        ("[{when: Mon, limit: 500kbit}]", "schedule[0].cap: 1mbit: is more than limit; allowed: up to 500kbit"),
+        (
+            "[{when: Mon, limit: 500kbit}]",
+            "schedule[0].limit: 500kbit: is less than the cap 1mbit; allowed: as much, or a lower cap beside it",
+        ),
+        (
+            "[{when: '9999-12-31', cap: 1mbit}]",
+            "schedule[0].when: '9999-12-31': has no date 9999-12-31; allowed",
+        ),
+        ("[{when: 'Mon,Mon', cap: 1mbit}]", "schedule[0].when: 'Mon,Mon': has a day twice; allowed: each day once"),
+        (f"[{{when: '{'Mon,' * 20}', cap: 1mbit}}]", "schedule[0].when: 'Mon,Mon,"),
+        ('[{when: "Mon\\n08:00-18:00", cap: 1mbit}]', "schedule[0].when: 'Mon\\n08:00-18:00': allowed: days or dates"),
         ("[{when: Mon, uplink: {cap: none}}]", "schedule[0].uplink.cap: 'none': is not a rate; allowed: "),
         ("[{when: Mon, colour: red}]", "schedule[0].colour: 'red': unknown key; allowed: cap, limit, uplink, when"),
         (WINDOW, "schedule: "),
@@ -608,7 +618,9 @@ def test_cap_in_a_window_of_a_most_preferred_network_is_refused(tmp_path: Path) 
     assert refusals == [f"networks.d/wifi.yaml:4: schedule[0].cap: 512kbit: {refused}"]
 
 
-@pytest.mark.parametrize("zone", ["Europe/Berlim", "../../etc/passwd", "", "+01:00", "/etc/localtime"])
+@pytest.mark.parametrize(
+    "zone", ["Europe/Berlim", "../../etc/passwd", "", "+01:00", "/etc/localtime", "right/UTC", "Factory"]
+)
 def test_unknown_time_zone_is_refused(tmp_path: Path, zone: str) -> None:
     (problem,) = problems(tmp_path, f"{SERVICE}time_zone: '{zone}'\n", wifi=WIFI)
     assert problem.endswith("allowed: an IANA name, such as Europe/Berlin, or null")

@@ -122,3 +122,13 @@ def test_window_that_never_counts_is_one_that_no_instant_has(windows: tuple[Wind
     locals_ = [datetime.combine(day, time()) + timedelta(minutes=15 * n) for day in days for n in range(96)]
     counting = {next((i for i, w in enumerate(windows) if w.when.holds(local)), None) for local in locals_}
     assert set(never_holds(windows)) == set(range(len(windows))) - counting
+
+
+def test_change_after_years_is_found_as_one_of_tomorrow() -> None:
+    windows = schedule("2099-12-31 22:00-06:00", "2026-11-28..2027-11-28")
+    present = at("2026-11-28 05:00")
+    changes = []
+    while (change := next_change(windows, present, BERLIN)) is not None:
+        present = change
+        changes.append(datetime.fromtimestamp(change, BERLIN).strftime("%Y-%m-%d %H:%M"))
+    assert changes == ["2027-11-29 00:00", "2099-12-31 22:00", "2100-01-01 06:00"]

@@ -58,7 +58,9 @@ def _decisions_by_network(snapshot: Snapshot, client: Address, locators: Locator
 
 def _of_network(view: View, network: AccessNetwork, client: Address, decisions: Iterable[Decision]) -> Json:
     addresses = {network.client_prefix.first(decision.subflow.ends.client.address) for decision in decisions}
-    first = min(addresses, key=int) if addresses else network.client_prefix.first(client)
+    asked = network.client_prefix.first(client)
+    # Rates by hand are those of an address.
+    first = asked if asked in addresses or not addresses else min(addresses, key=int)
     made = steps(network, first, view.now.monotonic, view.snapshot.facts)
     return {
         "name": network.name,

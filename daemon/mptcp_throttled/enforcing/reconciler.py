@@ -49,7 +49,8 @@ class Outcome:
 
     `refused` says, for each object that is not as planned, why. `errors` are of operations that concern no single
     share. `blocked` are the classes that must stay away until a full reconcile has removed their assignments.
-    `obstacle` is why HTB cannot be installed, `left_out` why interfaces have none; `without_qdisc`: no interface can.
+    `obstacle` is why HTB cannot be installed, `left_out` why interfaces have none. `without_qdisc`: no interface can
+    have HTB, and paces hold caps instead.
     `certain` is false if an incremental reconcile may have left a subflow throttled that should be free: a full one
     must follow at once.
     """
@@ -113,10 +114,8 @@ class Reconciler:
         try:
             state = self._read(plan)
             obstacle = state.qdisc.obstacle
-            self._without_qdisc = state.qdisc.without_qdisc
+            self._pacing, self._without_qdisc = state.pacing, state.qdisc.without_qdisc
             plan = self._enforceable(plan)
-            if state.pacing.paces is None:
-                plan = replace(plan, paces=Map())
             wanted = UNTOUCHED if plan.htb and obstacle is not None else plan
             state, wanted = self._attempt(plan, state, wanted, progress)
             if progress.failed:
@@ -140,8 +139,6 @@ class Reconciler:
 
         Nothing is read: what the kernel acknowledges counts as applied until the next full reconcile.
         """
-        if self._pacing.paces is None:
-            wanted = replace(wanted, paces=Map())
         wanted = self._enforceable(wanted)
         progress = _Progress()
         state, reachable = self._apply_diff(state_of(applied, self._pacing, self._made), wanted, progress)
@@ -176,7 +173,9 @@ class Reconciler:
         )
 
     def _enforceable(self, plan: KernelPlan) -> KernelPlan:
-        """The plan without limits if no interface can have HTB: they have no paces."""
+        """The plan without paces if sockets cannot be paced, and without what has none if no interface can have HTB."""
+        if self._pacing.paces is None:
+            plan = replace(plan, paces=Map())
         if not self._without_qdisc:
             return plan
         unpaced = (ends for ends in plan.assignments if ends not in plan.paces)

@@ -11,6 +11,7 @@ from mptcp_throttle import logs, service
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.network_namespace import require_entered
 from mptcp_throttle.ports import NO_PORTS
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.kernel.steering.steering import NoSteering
@@ -35,6 +36,7 @@ def serve(path: Path) -> None:
     """Run the service with the configuration at `path`. Raises ConfigError and UserError."""
     kept = KeptLink()
     config = load_config(path)
+    require_entered(config.proxy.namespace)
     logs.set_level(config.log_level)
     service.prefer_latency()
     service.return_freed_memory()

@@ -191,7 +191,8 @@ class Steering:
                 what = f"steer downloads on {interface.name}, whose link type is not supported"
                 raise KernelError(what, errno.EOPNOTSUPP)
         if present != before:
-            program.set_interfaces(present)
+            if present & before:
+                program.set_interfaces(present & before)
             for interface in self._filters.with_filters():
                 if interface not in present:
                     self._filters.detach(interface)
@@ -204,6 +205,8 @@ class Steering:
             self._filters.attach(interface, programs)
             if is_known:
                 _log.warning("%s: another program had removed or displaced a filter of steering", interface.name)
+        if present != before:
+            program.set_interfaces(present)
         self._attached = present
 
     def _fail(self, error: KernelError) -> None:

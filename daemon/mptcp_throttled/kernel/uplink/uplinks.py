@@ -111,8 +111,11 @@ class Uplinks:
             return
         ours = {0, *(interface.index for interface in find_interfaces(self._names))}
         unreached = {ends for ends, interface in program.told_through().items() if interface not in ours}
-        with AckSender() as sender:
-            for ack in list_acks(ALL_PORTS) if unreached else ():
+        if not unreached:
+            return
+        # Whoever cannot be told now is told a second later: that must not keep others from being told.
+        with suppress(KernelError), AckSender() as sender:
+            for ack in list_acks(ALL_PORTS):
                 if ack.ends in unreached:
                     with suppress(KernelError):  # there is no way to the client now
                         sender.send(ack)
