@@ -144,6 +144,8 @@ def show_findings(data: Json) -> None:
     for finding in data["findings"]:
         level, text = _judgement(finding)
         line = f"{level:7}  {finding['subject']}" + (f": {text}" if text else "")
+        # Names of interfaces and of firewall chains may come from a container.
+        line = "".join(letter if letter.isprintable() else "\ufffd" for letter in line)
         console.print(line, style=_LEVELS[level], markup=False)
 
 

@@ -58,8 +58,15 @@ def namespace(host: Host) -> list[Finding]:
         return [Finding(_NAMESPACE, remark=f"that of {source}")]
     if not KEPT_AT.exists():
         remedy = "start the container, and `systemctl start mptcp-throttle-namespace`"
-        return [Finding(_NAMESPACE, f"{source} is not there: all else is said of this one", remedy)]
-    return [Finding(_NAMESPACE, unchecked=f"only root may enter that of {source}: all else is said of this one")]
+        return [
+            Finding(_NAMESPACE, f"{source} is not there: the other findings are about the network of this host", remedy)
+        ]
+    return [
+        Finding(
+            _NAMESPACE,
+            unchecked=f"only root may enter that of {source}; the other findings are about the network of this host",
+        )
+    ]
 
 
 def interface(host: Host) -> Iterator[Finding]:
