@@ -12,7 +12,10 @@ from proxy_world import EXECUTABLES
 
 from mptcp_lab.host import Host
 from mptcp_lab.lab_errors import LabError
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.topology import Lab
+from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore
+from mptcp_throttled.kernel.tc import Qdisc
 
 SWAPPER = """
 import json, logging, subprocess, sys
@@ -185,3 +188,13 @@ def test_forced_replacement_restores_the_default_qdisc(proxy: Host, swap: Swap, 
     proxy.tc(CLASSES)
     assert swap(tmp_path, force=True) == ["True", "[] []"]
     assert show(proxy) == default
+
+
+def test_record_of_another_network_namespace_counts_as_none(lab: Lab, tmp_path: Path) -> None:
+    saved = SavedQdiscs((Qdisc("pfifo", 0x50000, 0xFFFFFFFF, bytes(4)),), restoring=False)
+    records = SavedQdiscStore(tmp_path)
+    with in_namespace(lab.proxy.namespace):
+        records.write(2, saved)
+        assert records.load(2) == saved
+    with in_namespace(lab.router.namespace):
+        assert records.load(2) is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -18,8 +19,10 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import listed
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
+from mptcp_throttled.kernel.net_namespace import netns_cookie
 from mptcp_throttled.kernel.tc import Qdisc
 from mptcp_throttled.vocabulary.class_ids import MAJOR, format_handle
 
@@ -112,7 +115,8 @@ def _changed_fields(before: Qdisc, after: Qdisc) -> list[str]:
 class SavedQdiscStore:
     """The records: one file per interface in the run directory, by interface index because names can change.
 
-    The run directory is emptied by a reboot, after which an interface has its default qdisc again.
+    The run directory is emptied by a reboot, after which an interface has its default qdisc again. The records of
+    another network namespace, such as that of a container which has ended, count as none.
     """
 
     def __init__(self, run_directory: Path) -> None:
@@ -122,6 +126,7 @@ class SavedQdiscStore:
         """Record the qdiscs of an interface durably. Raises OSError."""
         document = {
             "version": _FORMAT_VERSION,
+            "namespace": _namespace(),
             "restoring": saved.restoring,
             "qdiscs": [
                 {
@@ -139,7 +144,7 @@ class SavedQdiscStore:
         """The record of an interface; None if there is none or it is malformed. Raises OSError if it cannot be read."""
         try:
             document = json.loads(self._path(index).read_text(encoding="utf-8"))
-            if document["version"] != _FORMAT_VERSION:
+            if document["version"] != _FORMAT_VERSION or document.get("namespace") not in {None, _namespace()}:
                 return None
             return SavedQdiscs(tuple(_decode(qdisc) for qdisc in document["qdiscs"]), bool(document["restoring"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -158,6 +163,12 @@ class SavedQdiscStore:
 
     def _path(self, index: int) -> Path:
         return self._directory / f"original-qdisc-{index}.json"
+
+
+def _namespace() -> int | None:
+    with suppress(KernelError):
+        return netns_cookie()
+    return None
 
 
 def _decode(data: dict[str, object]) -> Qdisc:

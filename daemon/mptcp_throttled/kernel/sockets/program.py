@@ -6,20 +6,19 @@ their classes. It is attached beside other programs, until `close` or the end of
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 from mptcp_throttle.linux.c_layout import unpack
-from mptcp_throttle.linux.kernel_error import KernelError, os_errors
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer, is_attached
 from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple, Token
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttle.service import missing_capabilities
+from mptcp_throttled.kernel.net_namespace import netns_cookie
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import (
     OBJECTS,
@@ -37,9 +36,6 @@ from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGr
 from mptcp_throttled.vocabulary.counters import ProgramCounters
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, SteeredTotals
 
-# include/uapi/asm-generic/socket.h (x86 and arm64)
-_SO_NETNS_COOKIE: Final = 71
-_COOKIE: Final = Struct("=Q")
 _UNLIMITED: Final = 0xFFFF_FFFF
 # bpf/health.h
 _SICK_HOLDS_NS: Final = 10 * 10**9
@@ -151,7 +147,7 @@ class SocketProgram:
 
 
 def _load(proxies: Proxies, shared: Mapping[str, BpfMap], control_group: ControlGroup) -> BpfObject:
-    settings = pack_settings(_netns_cookie(), proxies, HANDLE, control_group)
+    settings = pack_settings(netns_cookie(), proxies, HANDLE, control_group)
     try:
         return BpfObject(OBJECTS / "throttle.bpf.o", settings, shared=shared)
     except KernelError as error:
@@ -187,10 +183,3 @@ def ended_connection(record: bytes) -> EndedConnection:
     return EndedConnection(
         Token(ended.token), bool(ended.in_control_group), ended.lasted_ns / 1e9, ended.bytes, ended.capped_bytes
     )
-
-
-def _netns_cookie() -> int:
-    """The cookie of this network namespace (Linux 5.14)."""
-    with os_errors("getsockopt SO_NETNS_COOKIE"), socket.socket(socket.AF_UNIX) as any_socket:
-        (cookie,) = _COOKIE.unpack(any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, _COOKIE.size))
-    return int(cookie)
