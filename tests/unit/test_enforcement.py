@@ -71,7 +71,7 @@ def test_cap_without_a_qdisc_is_compared_with_its_rate(snapshot: Snapshot) -> No
     throttled = Throttled(decision, Throttle(decision.downlink.share, CAP), 2, None)
     unheld = replace(snapshot, without_qdisc=True, throttled=Map({CAPPED: throttled}))
     assert observe(unheld, {CAPPED: 110_000}, minor=0, counted=0).not_enforced == {}
-    too_fast = {CAPPED: "it carries more than its rate, and no qdisc holds it"}
+    too_fast = {CAPPED: "it carries more than its rate, and there is no HTB that could hold it"}
     assert observe(unheld, {CAPPED: 300_000}, minor=0, counted=0).not_enforced == too_fast
 
 

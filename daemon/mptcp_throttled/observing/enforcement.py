@@ -34,8 +34,8 @@ _LONG_SECONDS: Final = 10.0
 # A few packets may be sent between the readings of counters and sockets; the slowest caps pass little more.
 _LAG_BYTES: Final = 3000
 # Twice POLICED_BURST_NS and POLICED_BURST_KIB of kernel/bpf/uplink.bpf.c.
-_POLICED_BURST_SECONDS: Final = 0.5
-_POLICED_BURST_BYTES: Final = 64 << 10
+_TOLERATED_BURST_SECONDS: Final = 0.5
+_TOLERATED_BURST_BYTES: Final = 64 << 10
 
 _SENT: Final = attrgetter("sent")
 _RECEIVED: Final = attrgetter("received")
@@ -47,7 +47,7 @@ _IN_CLASS: Final = "its socket has a class, but no rate applies"
 _NOT_PACED: Final = "its socket is not paced"
 _PACED: Final = "its socket has a pace, but no rate applies"
 _UNSEEN: Final = "its ACKs do not reach the program that throttles uplinks"
-_TOO_FAST: Final = "it carries more than its rate, and no qdisc holds it"
+_TOO_FAST: Final = "it carries more than its rate, and there is no HTB that could hold it"
 _NOT_POLICED: Final = "its uplink carries more than its rate: its data do not reach the program that drops the excess"
 
 
@@ -235,10 +235,10 @@ def _excesses(
 def _exceeding(
     throttles: Mapping[FourTuple, Throttle], excesses: Mapping[Share, Excess], text: str
 ) -> Iterator[tuple[FourTuple, Difference]]:
-    """Those whose share has carried more than its rate and what the program for uplinks lets pass at once."""
+    """Those whose share has carried more than its rate, and more than a burst that is tolerated."""
     for ends, throttle in throttles.items():
         excess = excesses[throttle.share]
-        if excess.bytes > _POLICED_BURST_SECONDS * payload_pace(throttle.rate, 1) + _POLICED_BURST_BYTES:
+        if excess.bytes > _TOLERATED_BURST_SECONDS * payload_pace(throttle.rate, 1) + _TOLERATED_BURST_BYTES:
             yield ends, Difference(text, excess.since)
 
 

@@ -50,8 +50,8 @@ class QdiscState:
     `restore_pending`: the saved qdisc is not back yet, because another program has deleted our HTB or because restoring
     was interrupted. `pending_elsewhere` names the other interfaces for which that is so, or which still have our HTB
     (the interface was renamed, or the configuration names another one now): they are restored whatever the plan says.
-    `left_out` says why interfaces of the proxy have no HTB, if another interface has it or can have it, or if caps are
-    held `without_qdisc`: no interface can have HTB, but sockets can be paced. The classes of `htb` are then only noted.
+    `left_out` says why interfaces of the proxy have no HTB, where another one has it or can have it, or where caps are
+    held `without_qdisc`: no interface can have HTB, but sockets can be paced, and the classes of `htb` are only noted.
     """
 
     htb: HtbState | None = None
