@@ -23,18 +23,18 @@ UNIT: Final = Path(__file__).parents[2] / "systemd/mptcp-throttle-namespace.serv
 TOPOLOGY: Final = Topology(clients=(ClientSpec(families=(4,)),))
 
 
-def follow(beside: Machine, services: Services) -> Process:
+def follow(beside: Machine, config: Path) -> Process:
     """With the capabilities of its unit."""
     (named,) = re.findall(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(encoding="utf-8"), re.MULTILINE)
     bounding = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in named.split())])
-    program = EXECUTABLES / "mptcp-throttle-namespace", "--config", services.config
+    program = EXECUTABLES / "mptcp-throttle-namespace", "--config", config
     follower = beside.start(unique("follow"), "setpriv", "--no-new-privs", f"--bounding-set={bounding}", *program)
     follower.wait_until(lambda: "its network namespace is at" in follower.log_text(), "keeping the namespace")
     return follower
 
 
-def findings(beside: Machine, services: Services) -> dict[str, object]:
-    command = EXECUTABLES / "mptcp-throttle", "--config", services.config, "doctor", "--json"
+def findings(beside: Machine, config: Path) -> dict[str, object]:
+    command = EXECUTABLES / "mptcp-throttle", "--config", config, "doctor", "--json"
     document = json.loads(beside.run(*command, check=False).stdout)
     return {finding["subject"]: finding["problem"] or finding["remark"] for finding in document["findings"]}
 
@@ -49,11 +49,12 @@ def test_cap_holds_for_a_proxy_in_a_container_and_after_its_restart(kind: type[E
         engine.start()
         on = Hosts(replace(lab, proxy=inside), origin)
         services = Services(inside)
-        services.configure_section("proxy", namespace=engine.source)
-        follower = follow(beside, services)
+        # The services do not see the mounts of the machine, and so not the path of the namespace in which they are.
+        config = with_namespace(services, engine.source)
+        follower = follow(beside, config)
         world = ProxyWorld(on.lab, origin, services)
         check_capped(world)
-        found = findings(beside, services)
+        found = findings(beside, config)
         assert found["network namespace"] == f"that of {engine.source}"
         assert found["interface"] is None
         assert found["proxy port 8080"] is None
@@ -62,10 +63,18 @@ def test_cap_holds_for_a_proxy_in_a_container_and_after_its_restart(kind: type[E
         services.stop()
         assert services.exit_statuses == (0, 0)
         world.abort()
-        follower = follow(beside, services)
+        follower = follow(beside, config)
         with attended(on, services) as world:
             check_capped(world)
         follower.stop()
+
+
+def with_namespace(services: Services, source: str) -> Path:
+    """A configuration file beside that of the services, which names the namespace."""
+    text = services.config.read_text(encoding="utf-8")
+    path = services.config.with_name("with-namespace.yaml")
+    path.write_text(text.replace("proxy:\n", f"proxy:\n  namespace: {source}\n", 1), encoding="utf-8")
+    return path
 
 
 def check_capped(world: ProxyWorld) -> None:
