@@ -83,7 +83,7 @@ def follow(source: Container | Path, path: Path) -> None:
         _remove(path)
         namespace, wait = _wait_for(source)
         _bind(namespace, path)
-        os.close(namespace)  # an open path could not be unmounted
+        os.close(namespace)  # while it is open, umount(8) of a source path is refused (EBUSY)
         _say(f"{source}: its network namespace is at {path}")
         systemd.notify("READY=1")
         wait()

@@ -1,4 +1,4 @@
-"""Programs of the host that `doctor` and `setup` ask: they only read."""
+"""Programs of the host that `doctor`, `setup` and `mptcp-throttle-namespace` ask: they only read."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ static __always_inline struct tcp_sock *next_socket(struct walk *walk, struct en
 
 enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLOWS };
 
-/* Whether the connection has, on a network that is preferred to this one, a live subflow, and whether
+/* Whether the connection has, on a network that is more preferred than this one, a live subflow, and whether
  * MPTCP uses both it and this subflow. If a member of the list goes while it is read, the
  * answer may be wrong until it is asked for again. */
 static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, const struct network *network)

@@ -47,13 +47,14 @@ struct client {
 	__u8 address[16];
 };
 
-/* An access network of the proxy with this number. `pace` is that of a capped subflow that the daemon has not decided on yet; 0:
- * no cap. For `provisional_ns` a connection's first subflow has that pace too, until a preferred
- * one can have joined. `limited`: the network has a limit, so the daemon gives each subflow a
- * class, capped or not. `steered`: steering.bpf.c holds capped subflows back, so they need no pace.
- * A subflow with a lower rate than `slow_rate` bytes/s may have little unsent, for less preferred ones,
- * which have caps; 0: none has. The bounds, 0 if there is none, within which a path of the network is
- * healthy: the round trip in microseconds, the loss in thousandths, the rate in bytes/s. */
+/* An access network of the proxy with the number `proxy`. `pace` is that of a capped subflow that
+ * the daemon has not decided on yet; 0: no cap. For `provisional_ns` a connection's first subflow
+ * has that pace too, until a preferred one can have joined. `limited`: the network has a limit, so
+ * the daemon gives each subflow a class, capped or not. `steered`: steering.bpf.c holds capped
+ * subflows back, so they need no pace. A subflow with a lower rate than `slow_rate` bytes/s may
+ * have little unsent, for less preferred ones, which have caps; 0: none has. The bounds, 0 if there
+ * is none, within which a path of the network is healthy: the round trip in microseconds, the loss
+ * in thousandths, the rate in bytes/s. */
 struct network {
 	__u32 preference;
 	__u32 pace;

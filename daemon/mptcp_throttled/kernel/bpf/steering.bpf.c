@@ -139,7 +139,7 @@ struct {
 	__type(value, struct sending);
 } sendings SEC(".maps");
 
-/* The interfaces with our filters, again and again. */
+/* The interfaces with our filters, repeated until the array is full, so that any index has one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_INTERFACES);

@@ -71,8 +71,8 @@ struct {
  * that MPTCP used, `unused_at` when only priorities kept it from that. Until `others_class_until` it
  * has `others_class`, while it is capped and has none of its own. `rate` (bytes/s; 0: not known) was
  * measured until `measured_at`, when `acked_then` bytes had been acknowledged. Times are those of
- * bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. `proxy` is the number of that of
- * its connection. */
+ * bpf_ktime_get_ns(). Without `callbacks` only the iterator serves it. `proxy` is the number of the proxy
+ * that has accepted its connection. */
 struct subflow {
 	__u64 began;
 	__u64 drain_began;
