@@ -66,6 +66,10 @@ class Proxies:
             return 1
         return next((number for number, (_, proxy) in self.numbered() if port in proxy.ports), 0)
 
+    def numbers_of(self, name: str | None) -> list[int]:
+        """The numbers of those that have a network which names this proxy; None: it is shared by all."""
+        return [number for number, (each, _) in self.numbered() if name in {None, each}]
+
 
 ONE_PROXY: Final = Proxies.only(ALL_PORTS)
 """A single one, without a name."""

@@ -216,3 +216,8 @@ def test_traffic_counts_for_the_networks_of_its_proxy(tmp_path: Path) -> None:
         "ethernet": 1500,
         "guest-ethernet": 1000,
     }
+
+
+def test_network_has_the_numbers_of_its_proxies() -> None:
+    assert (PROXIES.numbers_of("work"), PROXIES.numbers_of("guests"), PROXIES.numbers_of(None)) == ([1], [2], [1, 2])
+    assert Proxies.only(Ports.of([8080])).numbers_of(None) == [1]

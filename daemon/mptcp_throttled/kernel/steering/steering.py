@@ -158,9 +158,14 @@ class Steering:
         numbers = {ends: self._shares.number(share) for ends, share in assigned.items()}
         program.assign(numbers)
         shared = {ends: number for ends, number in numbers.items() if assigned[ends].who != str(ends)}
-        number_of = self._proxies.number_of
+        # By the network, not by the port of the subflow: its connection may belong to another proxy.
+        named = {network.name: network.proxy for network in self._networks}
         program.assign_clients(
-            {(number_of(ends.proxy.port), ends.client.address): number for ends, number in shared.items()}
+            {
+                (proxy, ends.client.address): number
+                for ends, number in shared.items()
+                for proxy in self._proxies.numbers_of(named.get(assigned[ends].network))
+            }
         )
         self._shares.note(throttles)
         program.remove_shares(self._shares.take_unused())
