@@ -117,26 +117,27 @@ class RootQdiscs:
     def install(self, default_minor: int) -> None:
         """Install HTB, with its filter if needed, on each interface that has neither our HTB nor an obstacle.
 
-        If no interface can have it, and caps can do without, classes are only noted from now on.
+        If the root qdisc of each must stay, and caps can do without, classes are only noted from now on.
 
         The root qdisc is saved first, and restored if the filter is refused. An interface that refuses HTB is left out
         for a minute, if another interface has it.
         """
         dump = self._saved.dump()
         missing = [interface for interface in require_interfaces(self._names) if not dump.has_htb(interface)]
-        refusals = []
+        refusals, is_tried = [], False
         for interface in missing:
             obstacle = self._why_without(interface, dump.of(interface))
             if obstacle is not None:
                 refusals.append(KernelError(obstacle, errno.EEXIST))
                 continue
+            is_tried = True
             try:
                 self._install_on(interface, dump, default_minor)
             except KernelError as error:
                 refusals.append(error)
                 self._refusals[interface.index] = _Refusal(str(error), time.monotonic() + _RETRY_SECONDS)
         if refusals and not self._classes:
-            if self._may_do_without():
+            if not is_tried and self._may_do_without():
                 self._noted = default_minor, {}
                 return
             self._refusals.clear()  # no subflow is throttled: all are tried again as often as any reconcile
