@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from proxy_world import Hosts, hosts
 
 from mptcp_lab.sdn import open_vswitch
-from mptcp_lab.topology import Topology
+from mptcp_lab.topology import WIFI, Topology
+from mptcp_throttle.units import Rate
 
+# Steering lets the capped path send only while Wi-Fi is saturated, not while an emulated processor is the limit.
+SATURATED: Final = replace(WIFI, rate=Rate.parse("20mbit"))
 NORMAL: Final = " priority=0 actions=NORMAL\n"
 
 
@@ -45,6 +48,6 @@ class Uplink:
 @contextmanager
 def made_uplink() -> Iterator[Uplink]:
     """Hosts whose proxy reaches the others through a bridge."""
-    with hosts(Topology(proxy_qdisc="fq_codel")) as built:
+    with hosts(Topology(wifi=SATURATED, proxy_qdisc="fq_codel")) as built:
         assert open_vswitch.datapath() == "system"
         yield Uplink(built, open_vswitch.put_bridge_before(built.lab.proxy, "eth0"))
