@@ -13,7 +13,7 @@ from mptcp_throttle.model import Health, RateKind
 from mptcp_throttle.proxies import ONE_PROXY
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import program_layout
-from mptcp_throttled.kernel.networks_map import NetworksMap, pack_networks
+from mptcp_throttled.kernel.networks_map import NetworksMap, by_name, pack_networks
 
 
 class Map(BpfMap):
@@ -75,3 +75,8 @@ def test_rates_beyond_32_bits_are_the_largest_of_32_bits() -> None:
     network = replace(ETHERNET.with_rates({RateKind.CAP: fast}), healthy=Health(rate=fast))
     values = [unpack(program_layout.Network, value) for value in pack_networks((network,), ONE_PROXY).values()]
     assert {(value.pace, value.min_rate) for value in values} == {(0, 0), (2**32 - 2, 2**32 - 1)}
+
+
+def test_client_with_rates_of_its_own_is_not_taken_for_its_network() -> None:
+    client = replace(ETHERNET, proxy="guests")
+    assert by_name((ETHERNET, WIFI, client)) == {"ethernet": ETHERNET, "wifi": WIFI}

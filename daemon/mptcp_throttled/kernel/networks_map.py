@@ -49,6 +49,11 @@ class NetworksMap:
         self._networks, self._steered, self._elements = networks, steered, wanted
 
 
+def by_name(networks: Sequence[AccessNetwork]) -> dict[str, AccessNetwork]:
+    """The networks by their names, without the clients with rates of their own, who come later under the same names."""
+    return {network.name: network for network in reversed(networks)}
+
+
 def pack_networks(networks: Sequence[AccessNetwork], proxies: Proxies, *, steered: bool = False) -> dict[bytes, bytes]:
     """The elements of the map `networks`, in which the longest prefix decides: struct prefix and struct network."""
     packed: dict[bytes, bytes] = {}
@@ -56,8 +61,8 @@ def pack_networks(networks: Sequence[AccessNetwork], proxies: Proxies, *, steere
         of_proxy = networks_of(name, networks)
         # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
         packed[_prefix(number, _IPV4)] = _NO_NETWORK
-        # A client with rates of its own comes later, under the same name. Its cap makes no path of other clients slow.
-        first = list({network.name: network for network in reversed(of_proxy)}.values())
+        # The cap of a client with rates of its own makes no path of other clients slow.
+        first = list(by_name(of_proxy).values())
         for network in of_proxy:
             value = _network(number, network, first, steered=steered)
             packed |= {_prefix(number, subnet): value for subnet in network.subnets}

@@ -23,6 +23,7 @@ from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, Hook
 from mptcp_throttled.kernel.interfaces import Interface, find_interfaces, read_link_header
+from mptcp_throttled.kernel.networks_map import by_name
 from mptcp_throttled.kernel.reminder import Reminder
 from mptcp_throttled.kernel.share_numbers import ShareNumbers
 from mptcp_throttled.kernel.steering.program import SteeringProgram
@@ -159,7 +160,7 @@ class Steering:
         program.assign(numbers)
         shared = {ends: number for ends, number in numbers.items() if assigned[ends].who != str(ends)}
         # By the network, not by the port of the subflow: its connection may belong to another proxy.
-        named = {network.name: network.proxy for network in self._networks}
+        named = {name: network.proxy for name, network in by_name(self._networks).items()}
         program.assign_clients(
             {
                 (proxy, ends.client.address): number
