@@ -23,14 +23,13 @@ from mptcp_throttle import service, systemd
 from mptcp_throttle.command_line import command_line
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.network_namespace import KEPT_AT, Container, Engine
+from mptcp_throttle.network_namespace import KEPT_AT, OWN_NAMESPACE, Container, Engine
 from mptcp_throttle.programs import ProgramFailed, output_of
 
 _MS_BIND, _MNT_DETACH = 4096, 2  # include/uapi/linux/mount.h, fs.h
 _NS_GET_NSTYPE: Final = 0xB703  # include/uapi/linux/nsfs.h
 _CLONE_NEWNET: Final = 0x40000000  # include/uapi/linux/sched.h
 _MOUNTS: Final = Path("/proc/self/mountinfo")
-_OWN: Final = Path("/proc/self/ns/net")
 _LOOK_SECONDS: Final = 1.0  # to ask an engine takes some 50 ms
 _NAME_AND_PROCESS: Final = "--format={{.Name}} {{.State.Pid}}"
 _PROCESS: Final = {
@@ -155,7 +154,7 @@ def _opened(opened: ExitStack, open_: Callable[[], int]) -> int:
 def _is_namespace(path: Path) -> bool:
     """Whether it is a namespace of any kind, without opening it: to open a device or a pipe may have an effect."""
     with suppress(OSError):
-        return path.stat().st_dev == _OWN.stat().st_dev  # nsfs
+        return path.stat().st_dev == OWN_NAMESPACE.stat().st_dev  # nsfs
     return False
 
 

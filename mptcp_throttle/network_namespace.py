@@ -15,7 +15,7 @@ from mptcp_throttle.errors import UserError
 KEPT_AT: Final = Path("/run/netns/mptcp-throttle")
 """Where `mptcp-throttle-namespace` keeps it: `ip netns exec mptcp-throttle` runs commands in it."""
 
-_OWN: Final = Path("/proc/self/ns/net")
+OWN_NAMESPACE: Final = Path("/proc/self/ns/net")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
 """Of containers (Docker: daemon/names/names.go). It is an argument of their programs, so no hyphen in front."""
 
@@ -59,7 +59,7 @@ def _is_unfit(path: Path) -> bool:
 def is_entered(path: Path = KEPT_AT) -> bool:
     """Whether this process is in the network namespace at `path`."""
     try:
-        return os.path.samestat(path.stat(), _OWN.stat())
+        return os.path.samestat(path.stat(), OWN_NAMESPACE.stat())
     except OSError:
         return False
 

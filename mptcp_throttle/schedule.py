@@ -9,13 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta, tzinfo
-from typing import Final
 
 from mptcp_throttle.model import Window
-
-_DAY: Final = timedelta(days=1)
-_DAY_MINUTES: Final = 24 * 60
-_WEEK: Final = 7
+from mptcp_throttle.when import DAY, DAY_MINUTES, WEEK
 
 
 def window_at(schedule: Sequence[Window], at: float, zone: tzinfo | None) -> Window | None:
@@ -33,7 +29,7 @@ def next_change(schedule: Sequence[Window], at: float, zone: tzinfo | None) -> f
     today = datetime.fromtimestamp(at, zone).date()
     # Weekdays repeat after a week, unless dates begin or end. One day more: a window may go on until the next day.
     dates = (day for window in schedule for day in (window.when.first, window.when.last) if day is not None)
-    weeks = ((day + n * _DAY for n in range(_WEEK + 2)) for day in (today, *dates))
+    weeks = ((day + n * DAY for n in range(WEEK + 2)) for day in (today, *dates))
     days = sorted({day for week in weeks for day in week if day >= today})
     instants = (instant for day in days for instant in _instants(day, _boundaries(schedule), zone))
     return next((each for each in instants if each > at and window_at(schedule, each, zone) is not present), None)
@@ -41,14 +37,14 @@ def next_change(schedule: Sequence[Window], at: float, zone: tzinfo | None) -> f
 
 def _boundaries(schedule: Iterable[Window]) -> set[int]:
     """The minutes of a day at which a window may begin or end."""
-    return {minute % _DAY_MINUTES for window in schedule for minute in (window.when.begin, window.when.end)} | {0}
+    return {minute % DAY_MINUTES for window in schedule for minute in (window.when.begin, window.when.end)} | {0}
 
 
 def _instants(day: date, minutes: Iterable[int], zone: tzinfo | None) -> list[float]:
     """The instants of these minutes of a day, and of a change of the zone's offset; in their order."""
     midnight = datetime.combine(day, time())
     local = [midnight + timedelta(minutes=minute) for minute in minutes]
-    begin, end = int(_epoch(midnight, zone)), int(_epoch(midnight + _DAY, zone))
+    begin, end = int(_epoch(midnight, zone)), int(_epoch(midnight + DAY, zone))
     offset = _offset(begin, zone)
     if _offset(end, zone) == offset:
         return sorted(_epoch(at, zone) for at in local)
@@ -69,10 +65,10 @@ def never_holds(schedule: Sequence[Window]) -> Iterator[int]:
     """The indices of the windows before which, at each of their instants, an earlier one holds."""
     boundaries = _boundaries(schedule)
     # A week before all dates.
-    undated = [date(1, 1, 1) + days * _DAY for days in range(_WEEK, 2 * _WEEK)]
+    undated = [date(1, 1, 1) + days * DAY for days in range(WEEK, 2 * WEEK)]
     for index, window in enumerate(schedule):
         when, earlier = window.when, schedule[:index]
-        days = undated if when.first is None or when.last is None else _days(when.first, when.last + _DAY)
+        days = undated if when.first is None or when.last is None else _days(when.first, when.last + DAY)
         if not any(
             when.holds(local) and not any(each.when.holds(local) for each in earlier)
             for day in days
@@ -85,4 +81,4 @@ def never_holds(schedule: Sequence[Window]) -> Iterator[int]:
 def _days(first: date, last: date) -> Iterator[date]:
     while first <= last:
         yield first
-        first += _DAY
+        first += DAY

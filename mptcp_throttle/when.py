@@ -8,9 +8,9 @@ from datetime import date, datetime, timedelta
 from typing import Final, Self
 
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_DAY_MINUTES: Final = 24 * 60
-_DAY: Final = timedelta(days=1)
-_WEEK: Final = 7
+DAY_MINUTES: Final = 24 * 60
+DAY: Final = timedelta(days=1)
+WEEK: Final = 7
 _ALLOWED: Final = (
     'allowed: days or dates, a time of day, or both, such as "Mon..Fri 08:00-18:00" or "2026-12-24..2026-12-26"'
 )
@@ -38,26 +38,26 @@ class When:
         """From `Mon..Fri 08:00-18:00`, `Sat,Sun`, `01:00-06:00` or `2026-12-24..2026-12-26`. Raises ValueError."""
         words = text.split(" ") if len(text) <= _MOST_CHARACTERS else []
         times = _TIMES.fullmatch(words[-1]) if words else None
-        begin, end = (0, _DAY_MINUTES) if times is None else _span(*times.groups())
+        begin, end = (0, DAY_MINUTES) if times is None else _span(*times.groups())
         days = words if times is None else words[:-1]
         if times is not None and not days:
-            return cls(text, frozenset(range(_WEEK)), None, None, begin, end)
+            return cls(text, frozenset(range(WEEK)), None, None, begin, end)
         if len(days) != 1:
             raise ValueError(_ALLOWED)
         dates = _DATES.fullmatch(days[0])
         if dates is None:
             return cls(text, _weekdays(days[0]), None, None, begin, end)
         first, last = _date(dates[1]), _date(dates[2] or dates[1])
-        if not timedelta() <= last - first < _MOST_DATED_DAYS * _DAY:
+        if not timedelta() <= last - first < _MOST_DATED_DAYS * DAY:
             raise ValueError(f"allowed: the earlier date first, and at most {_MOST_DATED_DAYS} days")
-        return cls(text, frozenset(range(_WEEK)), first, last, begin, end)
+        return cls(text, frozenset(range(WEEK)), first, last, begin, end)
 
     def holds(self, local: datetime) -> bool:
         """Whether it holds at this local time."""
         minute, day = 60 * local.hour + local.minute, local.date()
         if self.begin < self.end:
             return self.begin <= minute < self.end and self._begins_on(day)
-        return (minute >= self.begin and self._begins_on(day)) or (minute < self.end and self._begins_on(day - _DAY))
+        return (minute >= self.begin and self._begins_on(day)) or (minute < self.end and self._begins_on(day - DAY))
 
     def _begins_on(self, day: date) -> bool:
         if self.first is not None and self.last is not None and not self.first <= day <= self.last:
@@ -75,8 +75,8 @@ def _weekdays(text: str) -> frozenset[int]:
         if first not in _DAYS or (dots and last not in _DAYS):
             raise ValueError(_ALLOWED)
         begin = _DAYS.index(first)
-        length = (_DAYS.index(last) - begin) % _WEEK if dots else 0
-        weekdays += ((begin + days) % _WEEK for days in range(length + 1))
+        length = (_DAYS.index(last) - begin) % WEEK if dots else 0
+        weekdays += ((begin + days) % WEEK for days in range(length + 1))
     if len(set(weekdays)) < len(weekdays):
         raise ValueError("has a day twice; allowed: each day once")
     return frozenset(weekdays)
@@ -95,13 +95,13 @@ def _date(text: str) -> date:
 def _span(*times: str) -> tuple[int, int]:
     """The minutes of the day at which a window begins and ends."""
     begin, end = _minute(*times[:2]), _minute(*times[2:])
-    if begin in {end, _DAY_MINUTES}:
+    if begin in {end, DAY_MINUTES}:
         raise ValueError(f"has no duration from {begin // 60:02}:{begin % 60:02} on; {_ALLOWED}")
     return begin, end
 
 
 def _minute(hours: str, minutes: str) -> int:
     minute = 60 * int(hours) + int(minutes)
-    if int(minutes) > 59 or minute > _DAY_MINUTES:
+    if int(minutes) > 59 or minute > DAY_MINUTES:
         raise ValueError(f"has no time {hours}:{minutes}; allowed: 00:00 to 24:00")
     return minute

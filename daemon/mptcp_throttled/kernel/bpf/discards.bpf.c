@@ -233,8 +233,7 @@ static __always_inline void read_offer(struct __sk_buff *skb, const struct segme
 	for (int i = 0; i < MAX_OPTIONS; i++) {
 		__u8 option[OPTION_BASE_BYTES];
 
-		if (at + sizeof(option) > end || bpf_skb_load_bytes(skb, at, option, sizeof(option)) ||
-		    option[0] == OPTION_END)
+		if (!load_option(skb, at, end, option))
 			return;
 		if (option[0] == OPTION_NOP) {
 			at++;

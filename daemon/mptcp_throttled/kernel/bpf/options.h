@@ -13,6 +13,13 @@
 #define OPTION_BASE_BYTES 3
 #define MAX_OPTIONS 40
 
+/* Reads the beginning of the option at this offset; false: the options end there. */
+static __always_inline bool load_option(struct __sk_buff *skb, __u32 at, __u32 end, __u8 option[OPTION_BASE_BYTES])
+{
+	return at + OPTION_BASE_BYTES <= end && !bpf_skb_load_bytes(skb, at, option, OPTION_BASE_BYTES) &&
+	       option[0] != OPTION_END;
+}
+
 /* Where the segment has the first MPTCP option of this subtype; 0: it has none. */
 static __always_inline __u32 find_mptcp_option(struct __sk_buff *skb, const struct segment *segment, __u8 subtype)
 {
@@ -22,8 +29,7 @@ static __always_inline __u32 find_mptcp_option(struct __sk_buff *skb, const stru
 	for (int i = 0; i < MAX_OPTIONS; i++) {
 		__u8 option[OPTION_BASE_BYTES];
 
-		if (at + sizeof(option) > end || bpf_skb_load_bytes(skb, at, option, sizeof(option)) ||
-		    option[0] == OPTION_END)
+		if (!load_option(skb, at, end, option))
 			return 0;
 		if (option[0] == OPTION_NOP) {
 			at++;

@@ -91,7 +91,7 @@ struct {
 	__type(value, struct ends);
 } slots SEC(".maps");
 
-/* How often the programs have been attached again: what is acknowledged meanwhile is not counted. */
+/* How often the programs have been attached again: what is acknowledged in between is not counted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
