@@ -13,7 +13,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final, NewType
 
-from mptcp_throttle.units import Rate, format_share
+from mptcp_throttle.units import Rate, format_share, format_volume
 from mptcp_throttle.when import When
 
 Address = IPv4Address | IPv6Address
@@ -278,18 +278,77 @@ _BROKEN: Final = {Ailment.RTT: "round trip above", Ailment.LOSS: "loss above", A
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The rates that replace the configured ones while `when` holds; None: unlimited."""
+    """The rates that replace the configured ones while `when` holds; None: unlimited.
+
+    If it does not `count`, what is carried meanwhile is in no budget, and no spent budget narrows a rate.
+    """
 
     when: When
     rates: Mapping[RateKind, Rate | None]
+    counts: bool = True
 
     def __str__(self) -> str:
-        rates = (f"{kind} {'unlimited' if rate is None else rate}" for kind, rate in self.rates.items())
-        return f"{self.when} ({', '.join(rates)})"
+        parts = [f"{kind} {'unlimited' if rate is None else rate}" for kind, rate in self.rates.items()]
+        return f"{self.when} ({', '.join(parts if self.counts else [*parts, 'in no budget'])})"
 
 
 Schedule = tuple[Window, ...]
 """Windows, of which the first that holds counts."""
+
+
+class Every(StrEnum):
+    """How long a period of a budget is."""
+
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+
+
+class Counting(StrEnum):
+    """Which bytes count in a budget: those to clients, those from clients, or both."""
+
+    DOWN = "down"
+    UP = "up"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The rates that a budget allows at most once the fraction `at` of it is used."""
+
+    at: float
+    rates: Mapping[RateKind, Rate]
+
+    def __str__(self) -> str:
+        rates = ", ".join(f"{kind} {rate}" for kind, rate in self.rates.items())
+        return f"at {format_share(self.at)} {rates}"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many IP bytes an access network (or each of its clients) has for a period, and what then applies.
+
+    `per` is NETWORK or CLIENT. A week starts on the weekday `starts` (0 is Monday), a month on that day, or on its last
+    if it has fewer. `warn_at` is the used fraction from which the operator is warned; None: he is not. The `stages` are
+    in the order of their fractions.
+    """
+
+    amount: int
+    per: Per
+    counting: Counting
+    every: Every
+    starts: int
+    warn_at: float | None
+    stages: tuple[Stage, ...]
+
+    @property
+    def key(self) -> str:
+        """What tells it from the other budgets of its network, and stays the same when amount or rates change."""
+        return f"{self.per} {self.counting} {self.every}"
+
+    def __str__(self) -> str:
+        stages = "; ".join(map(str, self.stages))
+        return f"{format_volume(self.amount)} per {self.per} and {self.every} ({self.counting}, {stages})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +358,9 @@ class AccessNetwork:
     `preference` 1 is the most preferred. A cap applies while the same connection has, on a more preferred network, a
     live subflow that is neither backup nor stalled nor sick, by the bounds in `healthy`; a limit applies otherwise, and
     bounds the cap. A kind that `rates` does not have is unlimited. While a window of the `schedule` holds, its rates
-    replace these. For `provisional` seconds the first subflow of a connection has the cap's pace, too. It is a network
-    of all proxies, or of the one with the name `proxy`.
+    replace these. The stages that are reached of its `budgets` narrow them. For
+    `provisional` seconds the first subflow of a connection has the cap's pace, too. It is a network of all proxies, or
+    of the one with the name `proxy`.
     """
 
     name: str
@@ -313,12 +373,14 @@ class AccessNetwork:
     healthy: Health = Health()
     schedule: Schedule = ()
     proxy: str | None = None
+    budgets: tuple[Budget, ...] = ()
 
     @property
     def kinds(self) -> frozenset[RateKind]:
-        """The kinds that it can have a rate of, by itself or in a window."""
+        """The kinds that it can have a rate of: by itself, in a window, or when a budget is spent."""
         windows = (kind for window in self.schedule for kind, rate in window.rates.items() if rate is not None)
-        return frozenset((*self.rates, *windows))
+        budgets = (kind for budget in self.budgets for stage in budget.stages for kind in stage.rates)
+        return frozenset((*self.rates, *windows, *budgets))
 
     def with_rates(self, rates: Mapping[RateKind, Rate | None]) -> AccessNetwork:
         """The network with these rates in place of its own; None: it has no such rate."""

@@ -10,6 +10,8 @@ from typing import Final
 _RATE_UNITS: Final = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 # Only in this case: Mib is a mebibit elsewhere, and M a month in systemd.time(7).
 _SIZE_UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_DECIMAL_VOLUMES: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_VOLUME_UNITS: Final = {**_DECIMAL_VOLUMES, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SHARE_UNITS: Final = {"%": 0.01}
 _NUMBER: Final = r"(\d+(?:\.\d+)?) ?"
@@ -22,6 +24,7 @@ _RATES: Final = "a number with bit, kbit, mbit or gbit, from 1kbit to 100gbit"
 RATE_SYNTAX: Final = f"{_RATES}, such as 1mbit"
 DURATION_SYNTAX: Final = "a number with ms, s, m, h or d, up to 3650d, such as 5s"
 SHARE_SYNTAX: Final = "a number with %, up to 100%, such as 5%"
+VOLUME_SYNTAX: Final = "a number with kB, MB, GB or TB (or KiB, MiB, GiB, TiB), from 1MB to 1000TB, such as 5GB"
 SIZE_SYNTAX: Final = "a number with B, KiB, MiB or GiB, up to 1GiB, such as 8MiB"
 
 MAX_DURATION: Final = 3650 * 86400.0
@@ -29,6 +32,8 @@ MAX_DURATION: Final = 3650 * 86400.0
 
 _MIN_RATE: Final = 10**3
 _MAX_RATE: Final = 100 * 10**9
+_MAX_VOLUME: Final = 1000 * 10**12
+_MIN_VOLUME: Final = 10**6
 # The only size is that of a socket buffer, which the kernel doubles and stores in an int (net/core/sock.c).
 _MAX_SIZE: Final = 2**30
 
@@ -105,9 +110,30 @@ def format_share(share: float) -> str:
     return f"{100 * share:.10g}%"
 
 
+def format_percentage(share: float) -> str:
+    """`5.0 %` of a measured fraction of 1."""
+    return f"{100 * share:.1f} %"
+
+
 def parse_size(text: str) -> int:
     """Parse `8MiB` into bytes. Raises ValueError with what is allowed."""
     return round(parse_quantity(text, _SIZE_UNITS, _MAX_SIZE, "size", SIZE_SYNTAX))
+
+
+def parse_volume(text: str) -> int:
+    """Parse `5GB` or `500 MiB` into bytes. Raises ValueError with what is allowed."""
+    volume = round(parse_quantity(text, _VOLUME_UNITS, _MAX_VOLUME, "volume", VOLUME_SYNTAX))
+    if volume < _MIN_VOLUME:
+        raise ValueError(f"is not a usable volume; allowed: {VOLUME_SYNTAX}")
+    return volume
+
+
+def format_volume(count: int) -> str:
+    """`5.02 GB` of a number of bytes, with three digits and decimal units, as carriers count."""
+    unit, factor = next(
+        ((unit, factor) for unit, factor in reversed(_DECIMAL_VOLUMES.items()) if count >= factor), ("B", 1)
+    )
+    return f"{count / factor:.4g} {unit}"
 
 
 def parse_quantity(text: str, units: dict[str, int] | dict[str, float], most: float, noun: str, syntax: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Final, Self
 
-_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 DAY_MINUTES: Final = 24 * 60
 DAY: Final = timedelta(days=1)
 WEEK: Final = 7
@@ -72,10 +72,10 @@ def _weekdays(text: str) -> frozenset[int]:
     weekdays: list[int] = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
-        if first not in _DAYS or (dots and last not in _DAYS):
+        if first not in WEEKDAYS or (dots and last not in WEEKDAYS):
             raise ValueError(_ALLOWED)
-        begin = _DAYS.index(first)
-        length = (_DAYS.index(last) - begin) % WEEK if dots else 0
+        begin = WEEKDAYS.index(first)
+        length = (WEEKDAYS.index(last) - begin) % WEEK if dots else 0
         weekdays += ((begin + days) % WEEK for days in range(length + 1))
     if len(set(weekdays)) < len(weekdays):
         raise ValueError("has a day twice; allowed: each day once")

@@ -16,9 +16,9 @@ from mptcp_lab.lab_errors import LabError
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI
 from mptcp_throttle.config.schema import Sockets
-from mptcp_throttle.model import AccessNetwork, Direction, LogLevel, Per, RateKind
+from mptcp_throttle.model import AccessNetwork, Budget, Direction, LogLevel, Per, RateKind
 from mptcp_throttle.rpc import RpcClient, RpcError
-from mptcp_throttle.units import Rate
+from mptcp_throttle.units import Rate, format_share
 
 if TYPE_CHECKING:
     import subprocess
@@ -61,6 +61,27 @@ class SubflowStatus:
     uplink_rate: int | None
     uplink_policed: bool
     join_to_cap: float | None
+
+
+def _rates(rates: Mapping[RateKind, Rate]) -> dict[str, object]:
+    """Rates as in a network file."""
+    of_direction = {
+        direction: {kind.word: str(rate) for kind, rate in rates.items() if kind.direction is direction}
+        for direction in Direction
+    }
+    return {**of_direction[Direction.DOWNLINK], "uplink": of_direction[Direction.UPLINK]}
+
+
+def _budget(budget: Budget) -> dict[str, object]:
+    """A budget as in a network file; its periods begin as by default."""
+    return {
+        "amount": f"{budget.amount // 1000}kB",
+        "per": str(budget.per),
+        "direction": str(budget.counting),
+        "every": str(budget.every),
+        "warn_at": None if budget.warn_at is None else format_share(budget.warn_at),
+        "then": [{"at": format_share(stage.at), **_rates(stage.rates)} for stage in budget.stages],
+    }
 
 
 class Services:
@@ -112,17 +133,14 @@ class Services:
         for file in directory.iterdir():
             file.unlink()
         for network in networks:
-            rates = network.rates
             self._write(
                 directory / f"{network.name}.yaml",
                 {
                     "name": network.name,
                     "subnets": [str(subnet) for subnet in network.subnets],
                     "preference": network.preference,
-                    **{kind.word: str(rate) for kind, rate in rates.items() if kind.direction is Direction.DOWNLINK},
-                    "uplink": {
-                        kind.word: str(rate) for kind, rate in rates.items() if kind.direction is Direction.UPLINK
-                    },
+                    **_rates(network.rates),
+                    "budgets": list(map(_budget, network.budgets)),
                     "per": str(network.per),
                     "provisional": f"{network.provisional}s" if network.provisional else None,
                     "client_prefix": asdict(network.client_prefix),

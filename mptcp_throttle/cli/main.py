@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from mptcp_throttle import service
-from mptcp_throttle.cli import monitoring, setup_arguments, tables
+from mptcp_throttle.cli import budget_arguments, monitoring, setup_arguments, tables
 from mptcp_throttle.cli.live import show_live, show_once
 from mptcp_throttle.cli.live_view import View
 from mptcp_throttle.command_line import argument, command_line, duration
@@ -87,6 +87,13 @@ def parser() -> argparse.ArgumentParser:
         help=f"how far back: {DURATION_SYNTAX}; default: 1h. By second up to 10m, by minute up to 1d, else by hour",
     )
     history.add_argument("--csv", action="store_true", help="print CSV instead of a table")
+    show_budgets = _command("budgets", tables.show_budgets, "name")
+    budgets = add("budgets", show_budgets, "show what is used of budgets")
+    owner_help = f"{budget_arguments.OWNER_HELP}; default: all"
+    budgets.add_argument("name", metavar=budget_arguments.OWNER, nargs="?", help=owner_help)
+    budget = commands.add_parser("budget", help=budget_arguments.HELP, description=budget_arguments.HELP)
+    budget.set_defaults(run=_budget)
+    budget_arguments.add_to(budget, common)
     add("plan", _command("plan", tables.show_plan), "show the planned kernel state as tc, nft and iptables commands")
     doctor = add("doctor", _doctor, "find what keeps the services from working, and say what to do")
     doctor.add_argument("--monitoring", action="store_true", help="print one line for Nagios, Icinga and others")
@@ -184,6 +191,13 @@ def _set_rate(options: argparse.Namespace) -> None:
     rate = None if options.rate is None else str(options.rate)
     answer = _call(options, "set_rate", options.network, direction, kind, rate, options.seconds, options.client)
     _print(options, answer, tables.show_network)
+
+
+def _budget(options: argparse.Namespace) -> None:
+    command = options.budget_command
+    parameters = (getattr(options, name) for name in budget_arguments.PARAMETERS[command])
+    answer = _call(options, f"budget_{command.replace('-', '_')}", *parameters)
+    _print(options, answer, tables.show_budgets)
 
 
 def _reload(options: argparse.Namespace) -> None:

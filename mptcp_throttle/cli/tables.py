@@ -17,7 +17,7 @@ from mptcp_throttle.cli.console import output_console
 from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.findings import not_captured
 from mptcp_throttle.rpc import Json
-from mptcp_throttle.units import format_share
+from mptcp_throttle.units import format_share, format_volume
 
 _REFUSED: Final = ("unknown_token", "wrong_hmac", "wrong_key", "wrong_direction", "malformed")
 _UPLINK: Final = "uplink"
@@ -368,6 +368,32 @@ def _seconds(milliseconds: int) -> str:
 
 def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def show_budgets(data: Json) -> None:
+    """The answer to `budgets`."""
+    console = output_console()
+    if not data["budgets"]:
+        console.print("no budget is configured, or none of a client is used")
+        return
+    columns = ("network", "client", "used", "of", "", "left", "without MPTCP", "until", "now allowed at most")
+    table = Table(*columns, box=None)
+    for budget in data["budgets"]:
+        rates = (f"{kind} {rate}" for kind, rate in budget["allowed"].items())
+        table.add_row(
+            budget["network"],
+            budget["client"] or ("all" if budget["per"] == "network" else ""),
+            format_volume(budget["used"]),
+            f"{format_volume(budget['amount'])} a {budget['every']}",
+            _percent(budget["used"], budget["amount"]),
+            format_volume(budget["left"]),
+            format_volume(budget["used_without_mptcp"]),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(budget["period"]["end"])),
+            ", ".join(rates) or "-",
+        )
+    console.print(table)
+    if data["omitted"]:
+        console.print(f"and {data['omitted']} more")
 
 
 def show_plan(data: Json) -> None:

@@ -42,6 +42,7 @@ _DAEMON_ONLY: Final = frozenset(
         "daemon.pacing",
         "daemon.steering",
         "daemon.prevent_discards",
+        "daemon.wait_for_clock",
         "daemon.cgroup",
         "daemon.control_group",
         "metrics.listen",

@@ -32,13 +32,17 @@ from mptcp_throttle.model import (
     BackEnd,
     ClassifierKind,
     Direction,
+    Every,
     Network,
+    Per,
     RateKind,
+    Stage,
 )
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import Proxies, Proxy
 from mptcp_throttle.schedule import never_holds
 from mptcp_throttle.units import Rate, format_share
+from mptcp_throttle.when import WEEKDAYS
 
 DEFAULT_PATH: Final = Path("/etc/mptcp-throttle/mptcp-throttle.yaml")
 
@@ -72,7 +76,8 @@ def load_config(path: Path, network_files: Sequence[Path] | None = None) -> Conf
             *_web(service, service_file),
         ]
     names = None if service is None else tuple(service.proxies)
-    networks = _attempt(problems, _networks, service_file, network_files, names)
+    kernel_view = service is None or service.sniffer.kernel_view
+    networks = _attempt(problems, _networks, service_file, network_files, names, kernel_view)
     if problems or service is None or networks is None:
         raise ConfigError(problems)
     group = service.socket_group
@@ -275,9 +280,12 @@ class _Loaded(NamedTuple):
 
 
 def _networks(
-    service_file: YamlFile, files: Sequence[Path] | None, proxies: tuple[str, ...] | None
+    service_file: YamlFile, files: Sequence[Path] | None, proxies: tuple[str, ...] | None, kernel_view: bool
 ) -> tuple[AccessNetwork, ...]:
-    """All networks; `proxies` are the names of the proxies, None if they cannot be read."""
+    """All networks; `proxies` are the names of the proxies, None if they cannot be read.
+
+    `kernel_view` is that of the sniffer.
+    """
     problems: list[str] = []
     paths = _network_files(service_file) if files is None else files
     read = [_attempt(problems, _network, path) for path in paths]
@@ -286,6 +294,8 @@ def _networks(
         problems += _unknown_proxies(loaded, proxies, service_file.path)
     if not problems:
         problems += _idle_caps(loaded)
+    if not kernel_view:
+        problems += _uncounted_budgets(loaded)
     problems += [*_same_names(loaded), *_same_subnets(loaded, proxies or ())]
     if problems:
         raise ConfigError(problems)
@@ -301,8 +311,11 @@ def _network(path: Path) -> _Loaded:
     if raw is None or problems:
         raise ConfigError(problems)
     places = _places(file, raw)
+    problems = list(_budget_starts(file, raw))
+    if problems:
+        raise ConfigError(problems)
     network = raw.with_subnets(places)
-    problems = [*_high_caps(file, network), *_windows(file, network)]
+    problems = [*_high_caps(file, network), *_windows(file, network), *_budgets(file, network)]
     if raw.provisional is not None and RateKind.CAP not in network.kinds:
         place = file.place("provisional")
         problems.append(f"{place}: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too")
@@ -311,20 +324,31 @@ def _network(path: Path) -> _Loaded:
     return _Loaded(file, network, places)
 
 
-def _all_rates(network: AccessNetwork) -> Iterator[tuple[KeyPath, RateKind, Rate]]:
-    """The rates that the network can have, and their keys: those of the windows of its schedule after its own."""
-    for parents, rates in _rates_by_section(network):
+def _all_rates(file: YamlFile, network: AccessNetwork) -> Iterator[tuple[KeyPath, RateKind, Rate]]:
+    """The rates that the network can have, and their keys: its own, those of its schedule, those of its budgets."""
+    for parents, rates in _rates_by_section(file, network):
         yield from (((*parents, *RATE_KEYS[kind]), kind, rate) for kind, rate in rates.items() if rate is not None)
 
 
-def _rates_by_section(network: AccessNetwork) -> Iterator[tuple[KeyPath, Mapping[RateKind, Rate | None]]]:
+def _rates_by_section(
+    file: YamlFile, network: AccessNetwork
+) -> Iterator[tuple[KeyPath, Mapping[RateKind, Rate | None]]]:
     yield (), network.rates
     for index, window in enumerate(network.schedule):
         yield ("schedule", index), window.rates
+    yield from ((keys, stage.rates) for keys, stage in _stages(file, network))
+
+
+def _stages(file: YamlFile, network: AccessNetwork) -> Iterator[tuple[KeyPath, Stage]]:
+    """The stages of all budgets, and their keys: `then` is a list, or the only stage."""
+    for number, budget in enumerate(network.budgets):
+        keys = "budgets", number, "then"
+        for index, stage in enumerate(budget.stages):
+            yield (*keys, index) if (*keys, 0) in file.lines else keys, stage
 
 
 def _high_caps(file: YamlFile, network: AccessNetwork) -> Iterator[str]:
-    for parents, section in _rates_by_section(network):
+    for parents, section in _rates_by_section(file, network):
         rates = {**network.rates, **section}
         for direction in Direction:
             cap, limit = rates.get(direction.cap), rates.get(direction.limit)
@@ -342,10 +366,50 @@ def _windows(file: YamlFile, network: AccessNetwork) -> Iterator[str]:
     idle = set(never_holds(network.schedule))
     for index, window in enumerate(network.schedule):
         place = f"{file.place('schedule', index, 'when')}: {window.when}:"
-        if not window.rates:
-            yield f"{place} has no rate; allowed: cap, limit and uplink beside it"
+        if not window.rates and window.counts:
+            yield f"{place} has no rate; allowed: cap, limit and uplink beside it, or counts: false"
         if index in idle:
             yield f"{place} never counts, as earlier windows always do; allowed: another order, or without it"
+
+
+def _budget_starts(file: YamlFile, raw: NetworkFile) -> Iterator[str]:
+    allowed = {
+        Every.DAY: "null, as a day begins at midnight",
+        Every.WEEK: f"null, or one of {', '.join(WEEKDAYS)}",
+        Every.MONTH: "null, or a number from 1 to 31",
+    }
+    for index, budget in enumerate(raw.budgets):
+        fitting = {Every.DAY: type(None), Every.WEEK: str | None, Every.MONTH: int | None}[budget.every]
+        if not isinstance(budget.starts, fitting):
+            place = f"{file.place('budgets', index, 'starts')}: {budget.starts}"
+            yield f"{place}: does not fit every: {budget.every}; allowed: {allowed[budget.every]}"
+
+
+def _budgets(file: YamlFile, network: AccessNetwork) -> Iterator[str]:
+    for index, budget in enumerate(network.budgets):
+        place, parts = file.place("budgets", index), [stage.at for stage in budget.stages]
+        if budget.per is Per.SUBFLOW:
+            yield f"{file.place('budgets', index, 'per')}: subflow: allowed: network, client"
+        if budget.key in [other.key for other in network.budgets[:index]]:
+            yield f"{place}: has the per, direction and every of an earlier budget; allowed: one such budget"
+        if parts != sorted(set(parts)):
+            texts = ", ".join(map(format_share, parts))
+            yield f"{file.place('budgets', index, 'then')}: at {texts}: allowed: each once, the lowest first"
+    for keys, stage in _stages(file, network):
+        if not stage.rates:
+            yield f"{file.place(*keys)}: has no rate; allowed: cap, limit and uplink in it"
+        for kind, rate in stage.rates.items():
+            configured = network.rates.get(kind)
+            if configured is not None and rate >= configured:
+                problem = f"{rate}: is not less than the {kind} {configured} of the network; allowed: less"
+                yield f"{file.place(*keys, *RATE_KEYS[kind])}: {problem}"
+
+
+def _uncounted_budgets(loaded: list[_Loaded]) -> Iterator[str]:
+    for file, network, _ in loaded:
+        if network.budgets:
+            needs = "sniffer.kernel_view: true, as bytes are counted at the proxy's sockets"
+            yield f"{file.place('budgets')}: needs {needs}; allowed: [], or that too"
 
 
 def _places(file: YamlFile, raw: NetworkFile) -> dict[Network, _Place]:
@@ -369,7 +433,7 @@ def _idle_caps(loaded: list[_Loaded]) -> list[str]:
     return [
         f"{file.place(*key)}: {cap}: {problem}"
         for file, network, _ in loaded
-        for key, kind, cap in _all_rates(network)
+        for key, kind, cap in _all_rates(file, network)
         if kind.is_cap and network.is_most_preferred(networks)
     ]
 

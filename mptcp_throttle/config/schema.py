@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 from zoneinfo import TZPATH, ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator
 
 from mptcp_throttle.config.password_hash import PasswordHash
 from mptcp_throttle.config.subnets import parse_subnet
@@ -41,23 +41,27 @@ from mptcp_throttle.model import (
     AccessNetwork,
     Address,
     BackEnd,
+    Budget,
     ClassifierKind,
     ClientPrefix,
+    Counting,
     Direction,
     Endpoint,
+    Every,
     Health,
     LogLevel,
     Network,
     Per,
     RateKind,
+    Stage,
     Trust,
     Window,
 )
 from mptcp_throttle.network_namespace import Container, parse_namespace
 from mptcp_throttle.ports import parse_range
 from mptcp_throttle.proxies import MAX_PROXIES, Proxies, Proxy
-from mptcp_throttle.units import Rate, parse_duration, parse_share, parse_size
-from mptcp_throttle.when import When
+from mptcp_throttle.units import Rate, parse_duration, parse_share, parse_size, parse_volume
+from mptcp_throttle.when import WEEKDAYS, When
 
 NETWORKS_DIRECTORY: Final = "networks.d"
 RATE_KEYS: Final[dict[RateKind, KeyPath]] = {
@@ -84,6 +88,9 @@ _NO_ZONES: Final = frozenset({"right", "posix", "posixrules", "localtime", "Fact
 # Words that are no text in YAML 1.1.
 _NO_NAMES: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 _MAX_WINDOWS: Final = 64
+_MAX_BUDGETS: Final = 8
+_MONTH_DAYS: Final = 31
+_MAX_STAGES: Final = 8
 MAX_INTERFACES: Final = 16
 MAX_PORT_ITEMS: Final = 64
 """The most ports and ranges of all proxies. Each makes the programs that select packets longer (`jump_by_port`)."""
@@ -136,6 +143,16 @@ def _scheduled_rate(text: str) -> Rate | None:
         return None if text == _UNLIMITED else Rate.parse(text)
     except ValueError as error:
         raise ValueError(f"{error}; or {_UNLIMITED}") from error
+
+
+def _start(value: object) -> int | str:
+    if value in WEEKDAYS or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MONTH_DAYS):
+        return value
+    raise ValueError(f"allowed: a day of the month from 1 to {_MONTH_DAYS}, or of the week, such as Mon; or null")
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, dict) else value
 
 
 def _disjoint(ranges: tuple[range, ...]) -> tuple[range, ...]:
@@ -252,6 +269,7 @@ class DaemonSection(Section):
     pacing: Flag = True
     steering: Flag = True
     prevent_discards: Flag = True
+    wait_for_clock: Flag = True
     cgroup: Annotated[str, text_that(os.path.isabs, "an absolute path, or null")] | None = None
     control_group: Annotated[float, parsed_by(_control_group)] | None = None
 
@@ -346,6 +364,7 @@ class WindowSection(Section):
     """A window of a schedule. A rate that is absent stays as configured; null is unlimited."""
 
     when: Annotated[When, parsed_by(When.parse)]
+    counts: Flag = True
     cap: ScheduledRate = None
     limit: ScheduledRate = None
     uplink: ScheduledUplinkSection = ScheduledUplinkSection()
@@ -356,7 +375,38 @@ class WindowSection(Section):
         sections = {Direction.DOWNLINK: self, Direction.UPLINK: self.uplink}
         keys = ((kind, sections[kind.direction], key[-1]) for kind, key in RATE_KEYS.items())
         given = {kind: getattr(section, key) for kind, section, key in keys if key in section.model_fields_set}
-        return Window(self.when, given)
+        return Window(self.when, given, self.counts)
+
+
+class StageSection(RatesSection):
+    """The rates that a budget allows once a part of it is used."""
+
+    at: Annotated[float, parsed_by(parse_share, at_least="1%")] = 1.0
+
+    @property
+    def stage(self) -> Stage:
+        """The used fraction, and the rates from then on."""
+        return Stage(self.at, self.rates)
+
+
+class BudgetSection(Section):
+    """A budget of an access network; `then` is the only stage, or all of them."""
+
+    amount: Annotated[int, parsed_by(parse_volume)]
+    per: Annotated[Per, one_of(Per)] = Per.CLIENT
+    direction: Annotated[Counting, one_of(Counting)] = Counting.BOTH
+    every: Annotated[Every, one_of(Every)] = Every.MONTH
+    starts: Annotated[int | str, PlainValidator(_start)] | None = None
+    warn_at: Annotated[float, parsed_by(parse_share, at_least="1%", or_null=True)] | None = 0.8
+    then: Annotated[tuple[StageSection, ...], list_of("stages", _MAX_STAGES), BeforeValidator(_as_list)]
+
+    @property
+    def budget(self) -> Budget:
+        """The budget. What only together is wrong with its keys is found by `load_config`."""
+        starts = self.starts if isinstance(self.starts, int) else WEEKDAYS.index(self.starts or WEEKDAYS[0])
+        starts = 1 if self.every is Every.MONTH and self.starts is None else starts
+        stages = tuple(section.stage for section in self.then)
+        return Budget(self.amount, self.per, self.direction, self.every, starts, self.warn_at, stages)
 
 
 class HealthSection(Section):
@@ -379,6 +429,7 @@ class NetworkFile(RatesSection):
     provisional: Annotated[float, parsed_by(parse_duration, or_null=True)] | None = None
     healthy: HealthSection = HealthSection()
     schedule: Annotated[tuple[WindowSection, ...], list_of("windows", _MAX_WINDOWS, least=0)] = ()
+    budgets: Annotated[tuple[BudgetSection, ...], list_of("budgets", _MAX_BUDGETS, least=0)] = ()
     proxy: Annotated[str, text_that(is_name, "the name of a proxy in mptcp-throttle.yaml, or null")] | None = None
 
     def with_subnets(self, subnets: Iterable[Network]) -> AccessNetwork:
@@ -394,6 +445,7 @@ class NetworkFile(RatesSection):
             Health(self.healthy.rtt, self.healthy.loss, self.healthy.rate),
             tuple(section.window for section in self.schedule),
             self.proxy,
+            tuple(section.budget for section in self.budgets),
         )
 
 

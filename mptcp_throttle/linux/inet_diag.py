@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -44,7 +44,6 @@ _SOCK_DIAG_BY_FAMILY: Final = 20  # include/uapi/linux/sock_diag.h
 # The older request lists the sockets of both families: for each request the kernel walks all sockets of the machine.
 _TCPDIAG_GETSOCK: Final = 18
 _INET_DIAG_TCLASS: Final = 6
-_INET_ULP_INFO_NAME: Final = 1
 # Without INFO the kernel leaves out INET_DIAG_ULP_INFO, too; with TCLASS it adds INET_DIAG_CLASS_ID.
 _EXTENSIONS: Final = 1 << INET_DIAG_INFO - 1 | 1 << _INET_DIAG_TCLASS - 1
 _REQUEST: Final = Struct("=3xB48xI4x")  # struct inet_diag_req: extensions, states
@@ -59,6 +58,7 @@ _COMPARISON: Final = Struct("=BBH2xH")
 _FIND: Final = Struct("!BBBx4xHH16s16s4x8s")
 _ANY_COOKIE: Final = b"\xff" * 8  # INET_DIAG_NOCOOKIE
 _IPV4_BYTES: Final = 4
+_ATTRIBUTE_HEADER: Final = 4  # include/uapi/linux/netlink.h, NLA_HDRLEN
 _SOCKET: Final = Struct("!BBBBHH16s16s4x8s20x")  # struct inet_diag_msg
 _INODE: Final = Struct("=68xI")  # of the same structure, idiag_inode
 IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
@@ -171,9 +171,14 @@ def list_listening(diag: InetDiag) -> Iterator[ListeningSocket]:
     """
     for payload in diag.list_payloads(LISTEN):
         listener = parse_socket(payload, {INET_DIAG_ULP_INFO})
-        ulp = attributes(listener.attributes.get(INET_DIAG_ULP_INFO, b""))
-        is_mptcp = ulp.get(_INET_ULP_INFO_NAME, b"").rstrip(b"\0") == b"mptcp"
+        is_mptcp = is_of_mptcp(listener.attributes)
         yield ListeningSocket(listener.local, listener.local_port, _INODE.unpack_from(payload)[0], is_mptcp)
+
+
+def is_of_mptcp(attributes: Mapping[int, bytes]) -> bool:
+    """Whether a socket with these attributes, INET_DIAG_ULP_INFO among them, is a subflow, or listens for them."""
+    # INET_ULP_INFO_NAME is the first attribute in this one (net/ipv4/tcp_diag.c, tcp_diag_put_ulp).
+    return attributes.get(INET_DIAG_ULP_INFO, b"").startswith(b"mptcp\0", _ATTRIBUTE_HEADER)
 
 
 def _address(family: int, data: bytes) -> bytes:

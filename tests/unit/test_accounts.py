@@ -11,6 +11,7 @@ from worlds import ManualClock
 from mptcp_throttle.model import FourTuple, Token
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.history import Account, History, Kind
+from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.vocabulary.observation import SocketState
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, SteeredTotals, Traffic
 
@@ -24,7 +25,7 @@ def test_accounts_have_what_was_throttled_and_held_back(tmp_path: Path) -> None:
     snapshot, clock = snapshot_of(tmp_path, client(1), client(2)), ManualClock()
     assert capped(1) in snapshot.throttled
     history = History(tmp_path / "history.sqlite", "boot")
-    accounts = Accounts(history, clock)
+    accounts = Accounts(history, Ledger({}, lambda: True), clock)
     held = {capped(1): SteeredTotals(2, 40), capped(2): SteeredTotals(2, 7)}
     for sent, steered in ((0, {}), (1000, held)):
         accounts.look(carried(capped(1), capped(2), sent=sent), snapshot, steered)

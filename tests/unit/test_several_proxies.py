@@ -21,6 +21,7 @@ from mptcp_throttle.proxies import Proxies, Proxy, networks_of
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.history import History
+from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.answers.explanation import explain
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.operator_state import OperatorStore
@@ -203,7 +204,7 @@ def test_traffic_counts_for_the_networks_of_its_proxy(tmp_path: Path) -> None:
     announced = accepted(8080, 1, to_port(8080, "10.2.0.2"), to_port(8443, "10.1.0.2"))
     guest = accepted(8443, 2, to_port(8443, "10.1.0.3"))
     snapshot = replace(snapshot_of(tmp_path, announced, guest), networks=NETWORKS)
-    accounts = Accounts(History(tmp_path / "history.sqlite", "boot"), ManualClock(), PROXIES)
+    accounts = Accounts(History(tmp_path / "history.sqlite", "boot"), Ledger({}, lambda: True), ManualClock(), PROXIES)
     subflows = [each.ends for connection in (announced, guest) for each in connection.subflows]
     for sent in (0, 1000):
         totals = SocketTotals(sent)

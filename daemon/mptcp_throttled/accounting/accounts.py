@@ -1,16 +1,18 @@
-"""The sums of access networks and clients, brought up to date at each observation, and their history."""
+"""The sums of access networks and clients, brought up to date at each observation, their history, and budgets."""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import AccessNetwork, Address, FourTuple
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttled.accounting.history import FLUSH_SECONDS, Account, History, Kind
-from mptcp_throttled.accounting.meter import LiveSubflow, Meter
+from mptcp_throttled.accounting.ledger import Begun, BudgetUse, Carried, Ledger, Level
+from mptcp_throttled.accounting.meter import LiveSubflow, Meter, Metered
 from mptcp_throttled.vocabulary.clock import Clock
 from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.observation import SocketState
@@ -33,11 +35,22 @@ class NetworkAccounts(NamedTuple):
 class Accounts:
     """What networks have carried since the daemon's start, in `networks`; clients are in the history only.
 
-    `note_closed` and `networks` are for any thread, all else for one.
+    What counts in budgets is in the `ledger`, too, with TCP without MPTCP. `tell` is given what the operator is to be
+    told of them, and called when a stage is reached or left.
     """
 
-    def __init__(self, history: History, clock: Clock, proxies: Proxies = ONE_PROXY) -> None:
+    def __init__(
+        self,
+        history: History,
+        ledger: Ledger,
+        clock: Clock,
+        proxies: Proxies = ONE_PROXY,
+        tell: Callable[[Sequence[Level | Begun]], None] = lambda _: None,
+    ) -> None:
+        self._lock = threading.RLock()
         self._history = history
+        self._ledger = ledger
+        self._tell = tell
         self._proxies = proxies
         self._clock = clock
         self._meter: Meter | None = None
@@ -48,6 +61,8 @@ class Accounts:
         self._accepted_by: dict[FourTuple, int] = {}
         self._latest: dict[FourTuple, int] = {}
         self._flush_at = 0.0
+        self._looked_at = clock.monotonic()
+        self._with_tcp = ledger.is_known
         self.networks: Mapping[str, NetworkAccounts] = {}
 
     def note_closed(self, closed: Iterable[ClosedSubflow]) -> None:
@@ -58,13 +73,31 @@ class Accounts:
         self, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot, steered: Mapping[FourTuple, SteeredTotals]
     ) -> None:
         """Count what subflows have carried since the last look; `sockets` and `steered` were read before."""
+        with self._lock:
+            self._look(sockets, snapshot, steered)
+
+    def _look(
+        self, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot, steered: Mapping[FourTuple, SteeredTotals]
+    ) -> None:
         meter = self._meter = self._meter or self._begin(sockets)
-        live = dict(_live(meter, sockets, snapshot, steered))
-        carried = meter.look(self._clock.monotonic(), live, self._take_closed())
         if self._located is not snapshot.networks:
             self._locators, self._located = Locators(snapshot.networks, self._proxies), snapshot.networks
+        self._ledger.use(snapshot.networks, snapshot.facts.wall_clock.zone, self._clock.time())
+        with_tcp = self._ledger.has_budgets
+        if with_tcp and not self._with_tcp:
+            meter.ignore({socket.cookie: socket.totals for socket in sockets.values() if not socket.is_mptcp})
+        self._with_tcp = with_tcp
+        live = dict(_live(meter, sockets, snapshot, steered, with_tcp=with_tcp))
+        carried = meter.look(self._clock.monotonic(), live, self._take_closed())
         self._note_other_ports(snapshot)
-        sums, rtts = self._sums(carried)
+        located = self._located_clients(carried)
+        self._add_to_history([(network, client, each.traffic) for network, client, each in located if each.is_mptcp])
+        self._count_budgets(located)
+        if self._clock.monotonic() >= self._flush_at:
+            self.flush()
+
+    def _add_to_history(self, carried: Iterable[tuple[AccessNetwork, Address, Traffic]]) -> None:
+        sums, rtts = _sums(carried)
         networks = dict(self.networks)
         for name, counts in rtts.items():
             before = networks.get(name, NetworkAccounts())
@@ -72,15 +105,48 @@ class Accounts:
             networks[name] = NetworkAccounts(traffic, tuple(map(sum, zip(before.rtts, counts, strict=True))))
         self.networks = networks
         self._history.add(self._clock.time(), sums.items())
-        if self._clock.monotonic() >= self._flush_at:
-            self.flush()
 
-    def flush(self) -> None:
-        """Write the history."""
+    def _count_budgets(self, located: Iterable[tuple[AccessNetwork, Address, Metered]]) -> None:
+        carried = (
+            Carried(network.name, client, each.traffic.ip_sent, each.traffic.ip_received, each.is_mptcp)
+            for network, client, each in located
+            if network.budgets
+        )
         now = self._clock.monotonic()
-        if self._meter is not None:
-            self._history.flush(self._clock.time(), now, self._meter.counted)
-        self._flush_at = now + FLUSH_SECONDS
+        seconds, self._looked_at = now - self._looked_at, now
+        before = self._ledger.spent
+        told = self._ledger.count(carried, self._clock.time(), seconds)
+        if told or self._ledger.spent is not before:
+            self._tell(told)
+
+    @property
+    def seconds_to_next_stage(self) -> float | None:
+        """In how long a stage of a budget is reached at the present rates; None: there are no budgets."""
+        return self._ledger.seconds_to_next_stage if self._ledger.has_budgets else None
+
+    def change_budgets(self, change: Callable[[Ledger, float], Sequence[Level | Begun]]) -> bool:
+        """Let `change` change the ledger, `at` a time in seconds since the epoch; whether that is written."""
+        with self._lock:
+            self._tell(change(self._ledger, self._clock.time()))
+            return self.flush()
+
+    def budget_uses(self) -> list[BudgetUse]:
+        """All budgets as they are now."""
+        with self._lock:
+            return self._ledger.uses(self._clock.time())
+
+    def flush(self) -> bool:
+        """Write the history and the budgets; whether all is written."""
+        with self._lock:
+            now = self._clock.monotonic()
+            self._flush_at = now + FLUSH_SECONDS
+            if self._meter is None:
+                return False
+            changes = self._ledger.changes()
+            is_written = self._history.flush(self._clock.time(), now, self._meter.counted, changes)
+            if is_written:
+                self._ledger.written()
+            return is_written
 
     def close(self) -> None:
         """Write the history for the last time."""
@@ -110,26 +176,32 @@ class Accounts:
         }
         self._accepted_by, self._latest = {**self._latest, **live}, live
 
-    def _sums(
-        self, carried: Iterable[tuple[FourTuple, Traffic]]
-    ) -> tuple[dict[Account, Traffic], dict[str, list[int]]]:
-        """By network and by client, without the addresses that are in no access network; and RTTs by network."""
-        sums: dict[Account, Traffic] = {}
-        rtts: dict[str, list[int]] = {}
-        for ends, traffic in carried:
-            address = ends.client.address
-            locate = self._locators.of(self._accepted_by.get(ends, ends.proxy.port))
+    def _located_clients(self, carried: Iterable[Metered]) -> list[tuple[AccessNetwork, Address, Metered]]:
+        """With network and client, without the addresses that are in no access network."""
+        located = []
+        for each in carried:
+            address = each.ends.client.address
+            locate = self._locators.of(self._accepted_by.get(each.ends, each.ends.proxy.port))
             network = locate(address)
-            if network is None:
-                continue
-            client = Account(Kind.CLIENT, str(locate.prefix(address)))
-            for account in (Account(Kind.NETWORK, network.name), client):
-                before = sums.get(account)
-                sums[account] = traffic if before is None else before.plus(traffic)
-            counts = rtts.setdefault(network.name, [0] * (len(RTT_BOUNDS) + 1))
-            if traffic.rtt_samples:
-                counts[bisect_left(RTT_BOUNDS, traffic.rtt_seconds)] += 1
-        return sums, rtts
+            if network is not None:
+                located.append((network, locate.prefix(address), each))
+        return located
+
+
+def _sums(
+    carried: Iterable[tuple[AccessNetwork, Address, Traffic]],
+) -> tuple[dict[Account, Traffic], dict[str, list[int]]]:
+    """By network and by client; and RTTs by network."""
+    sums: dict[Account, Traffic] = {}
+    rtts: dict[str, list[int]] = {}
+    for network, client, traffic in carried:
+        for account in (Account(Kind.NETWORK, network.name), Account(Kind.CLIENT, str(client))):
+            before = sums.get(account)
+            sums[account] = traffic if before is None else before.plus(traffic)
+        counts = rtts.setdefault(network.name, [0] * (len(RTT_BOUNDS) + 1))
+        if traffic.rtt_samples:
+            counts[bisect_left(RTT_BOUNDS, traffic.rtt_seconds)] += 1
+    return sums, rtts
 
 
 def _live(
@@ -137,12 +209,17 @@ def _live(
     sockets: Mapping[FourTuple, SocketState],
     snapshot: Snapshot,
     steered: Mapping[FourTuple, SteeredTotals],
+    *,
+    with_tcp: bool,
 ) -> Iterator[tuple[FourTuple, LiveSubflow]]:
-    """The subflows among the sockets: plain TCP is not ours."""
-    unknown = {ends for ends, socket in sockets.items() if not meter.knows(socket.cookie)}
+    """The subflows among the sockets, and those `with_tcp` without MPTCP."""
+    unknown = {ends for ends, socket in sockets.items() if socket.is_mptcp and not meter.knows(socket.cookie)}
     if unknown:
         unknown -= {decision.subflow.ends for decision in snapshot.all_decisions()}
     for ends, socket in sockets.items():
-        if ends not in unknown:
+        if not socket.is_mptcp:
+            if with_tcp:
+                yield ends, LiveSubflow(socket.cookie, socket.totals, socket.rtt, throttled=False, is_mptcp=False)
+        elif ends not in unknown:
             totals = socket.totals._replace(steered=steered[ends]) if ends in steered else socket.totals
             yield ends, LiveSubflow(socket.cookie, totals, socket.rtt, ends in snapshot.throttled)

@@ -1,7 +1,8 @@
-"""The history of what networks and clients have carried, in SQLite: by second, by minute and by hour.
+"""The history of what networks and clients have carried, in SQLite: by second, by minute and by hour; and budgets.
 
 It is written at the first observation that comes `FLUSH_SECONDS` after the last writing: a killed daemon loses at most
-twice that. Beside it is what has been counted of each live socket: the next instance goes on from there. A damaged
+twice that. Beside it is what has been counted of each live socket: the next instance goes on from there. What is used
+of budgets is written with it, so that no byte is used twice or not at all (`ledger_rows`). A damaged
 database is set aside, and the history begins again. A database of an earlier version is kept, and gets the columns that
 it lacks. While it cannot be written, sums are kept in memory as long as they fit.
 """
@@ -23,6 +24,14 @@ from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttle.proxies import Proxies
+from mptcp_throttled.accounting import ledger_rows
+from mptcp_throttled.accounting.ledger_rows import (
+    AccountKey,
+    LedgerChanges,
+    StoredAccount,
+    read_accounts,
+    write_changes,
+)
 from mptcp_throttled.reporting.instruments import count_errors
 from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
@@ -149,16 +158,22 @@ class History:
         if len(self._pending) > _MAX_PENDING:
             self._shed()
 
-    def flush(self, now: float, monotonic: float, counted: Mapping[int, SocketTotals]) -> None:
-        """Write what was added, and what has been counted of live sockets; remove what is too old.
+    def flush(
+        self,
+        now: float,
+        monotonic: float,
+        counted: Mapping[int, SocketTotals],
+        budgets: LedgerChanges = LedgerChanges(),  # noqa: B008
+    ) -> bool:
+        """Write what was added, what has been counted of live sockets, and budgets; remove what is too old.
 
-        `now` is in seconds since the epoch, `monotonic` in monotonic seconds.
+        `now` is in seconds since the epoch, `monotonic` in monotonic seconds. Returns whether all is written.
         """
         with self._lock:
             try:
                 database = self._database or self._open()
                 if database is None:
-                    return
+                    return False
                 self._database = database
                 with database:
                     rows = (
@@ -168,12 +183,15 @@ class History:
                     database.executemany(_ADD, rows)
                     database.execute("DELETE FROM counted")
                     database.execute("INSERT INTO counted VALUES (?, ?)", (self._boot, _packed(counted)))
+                    write_changes(database, budgets)
                     if self._may_prune(now, monotonic):
                         _prune(database, now)
                 self._pending.clear()
                 self._note(None)
             except sqlite3.Error as error:
                 self._note(str(error))
+                return False
+            return True
 
     def read(self, account: Account, resolution: int, since: float) -> list[Period]:
         """What an account carried, the oldest first; seconds since the epoch. Without what `flush` has not written."""
@@ -197,6 +215,16 @@ class History:
         """What an earlier instance has counted of live sockets, by cookie; None if there is none since the boot."""
         rows = self._select("SELECT sockets FROM counted WHERE boot = ?", (self._boot,))
         return _unpacked(rows[0][0]) if rows else None
+
+    def budgets(self) -> dict[AccountKey, StoredAccount]:
+        """What is stored of budgets; nothing while the database cannot be read."""
+        with self._lock:
+            if self._database is not None:
+                try:
+                    return read_accounts(self._database)
+                except (sqlite3.Error, ValueError, TypeError) as error:
+                    self._note(str(error))
+        return {}
 
     def close(self) -> None:
         """Close the database."""
@@ -267,7 +295,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute(f"PRAGMA max_page_count = {_MAX_BYTES // _PAGE_BYTES}")
-        database.executescript(_SCHEMA)
+        database.executescript(_SCHEMA + ledger_rows.SCHEMA)
         present = {name for _, name, *_ in database.execute("PRAGMA table_info(traffic)")}
         for column in _COLUMNS:
             if column not in present:

@@ -20,12 +20,24 @@ FORGET_SECONDS: Final = 120.0
 
 
 class LiveSubflow(NamedTuple):
-    """The socket of a live subflow; `rtt` is the smoothed RTT in seconds, None before the first sample."""
+    """The socket of a live subflow; `rtt` is the smoothed RTT in seconds, None before the first sample.
+
+    Or that of a TCP connection without MPTCP.
+    """
 
     cookie: int
     totals: SocketTotals
     rtt: float | None
     throttled: bool
+    is_mptcp: bool = True
+
+
+class Metered(NamedTuple):
+    """What a subflow, or a TCP connection without MPTCP, has carried."""
+
+    ends: FourTuple
+    traffic: Traffic
+    is_mptcp: bool
 
 
 @dataclass(slots=True)
@@ -52,19 +64,21 @@ class Meter:
         """Whether something of that socket has been counted, and it has not closed."""
         return cookie in self._counted
 
+    def ignore(self, sockets: Mapping[int, SocketTotals]) -> None:
+        """Do not count what these sockets have carried until now, by cookie."""
+        self._ignored |= sockets
+
     @property
     def counted(self) -> dict[int, SocketTotals]:
         """What has been counted of each socket that has not closed, by cookie."""
         return {cookie: counted.totals for cookie, counted in self._counted.items()}
 
-    def look(
-        self, at: float, live: Mapping[FourTuple, LiveSubflow], closed: Iterable[ClosedSubflow]
-    ) -> list[tuple[FourTuple, Traffic]]:
+    def look(self, at: float, live: Mapping[FourTuple, LiveSubflow], closed: Iterable[ClosedSubflow]) -> list[Metered]:
         """What each subflow has carried since the last look, without those that carried nothing and did not close.
 
         `closed` are those that have closed since; they may still be among the live ones. `at` is in monotonic seconds.
         """
-        carried: list[tuple[FourTuple, Traffic]] = []
+        carried: list[Metered] = []
         gone = set()
         for subflow in closed:
             gone.add(subflow.cookie)
@@ -72,7 +86,9 @@ class Meter:
             before, throttled = (known.totals, known.throttled) if known else (self._uncounted(subflow.cookie), False)
             added = subflow.totals.since(before)
             version = subflow.ends.client.address.version
-            carried.append((subflow.ends, Traffic.of(added, version, throttled=throttled, closed=True, rtt=None)))
+            is_mptcp = subflow.token is not None
+            traffic = Traffic.of(added, version, throttled=throttled, closed=True, rtt=None, is_mptcp=is_mptcp)
+            carried.append(Metered(subflow.ends, traffic, is_mptcp))
         for ends, flow in live.items():
             if flow.cookie in gone:
                 continue
@@ -84,8 +100,10 @@ class Meter:
                 added, version = flow.totals.since(known.totals), ends.client.address.version
                 # Between two looks a subflow counts as throttled if it was so at both.
                 throttled = flow.throttled and known.throttled
-                traffic = Traffic.of(added, version, throttled=throttled, closed=False, rtt=flow.rtt)
-                carried.append((ends, traffic))
+                traffic = Traffic.of(
+                    added, version, throttled=throttled, closed=False, rtt=flow.rtt, is_mptcp=flow.is_mptcp
+                )
+                carried.append(Metered(ends, traffic, flow.is_mptcp))
                 known.totals = flow.totals
             known.throttled, known.seen = flow.throttled, at
         self._forget(at)

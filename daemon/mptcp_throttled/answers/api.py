@@ -11,9 +11,12 @@ from dataclasses import replace
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.features import FeatureName
-from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import Every, FourTuple
 from mptcp_throttle.rpc import Json
+from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.history import History, requested_accounts, resolution_for, together
+from mptcp_throttled.accounting.ledger_rows import Extra
+from mptcp_throttled.answers import budgets as of_budgets
 from mptcp_throttled.answers import status
 from mptcp_throttled.answers.busiest import IndexedClients, busiest, requested_order
 from mptcp_throttled.answers.client_index import ClientIndex
@@ -57,6 +60,7 @@ class Api:
         inbox: Inbox,
         view: Callable[[], View],
         history: History,
+        accounts: Accounts,
         recent_decisions: RecentDecisions,
         load: Callable[[], Config],
     ) -> None:
@@ -64,6 +68,7 @@ class Api:
         self._inbox = inbox
         self._view = view
         self._history = history
+        self._accounts = accounts
         self._recent_decisions = recent_decisions
         self._clients = ClientIndex()
         self._counted = CountedSubflows()
@@ -81,6 +86,10 @@ class Api:
             "top": self.top,
             "decisions": self.decisions,
             "plan": self.plan,
+            "budgets": self.budgets,
+            "budget_add": self.budget_add,
+            "budget_reset": self.budget_reset,
+            "budget_set_used": self.budget_set_used,
             "set_rate": self.set_rate,
             "reset_rate": self.reset_rate,
             "pause": self.pause,
@@ -128,6 +137,32 @@ class Api:
         resolution, since = resolution_for(seconds), time.time() - seconds
         periods = together(period for each in accounts for period in self._history.read(each, resolution, since))
         return status.history(accounts[0], resolution, periods)
+
+    def budgets(self, name: str | None = None) -> Json:
+        """What is used of the budgets of a network, by its name, or of a client, by an address; null: of all."""
+        owner = None if name is None else of_budgets.requested_owner(name, self._config.config)
+        return of_budgets.describe(self._accounts.budget_uses(), owner)
+
+    def budget_add(self, name: str, amount: str, until: str | None = None, every: str | None = None) -> Json:
+        """Add to the budget of a network or client; what is not used `until` then is lost. Answers as `budgets`."""
+        owner, chosen, volume = *self._owner(name, every), of_budgets.requested_volume(amount)
+        end = of_budgets.requested_until(until, self._config.config.time_zone, time.time())
+        of_budgets.add(self._accounts, owner, chosen, Extra(volume, volume, end))
+        return self.budgets(name)
+
+    def budget_reset(self, name: str, every: str | None = None) -> Json:
+        """Begin the budgets of a network with its clients, or of a client, again. Answers as `budgets`."""
+        of_budgets.reset(self._accounts, *self._owner(name, every))
+        return self.budgets(name)
+
+    def budget_set_used(self, name: str, amount: str, every: str | None = None) -> Json:
+        """Set what is used of the budget of a network or client. Answers as `budgets`."""
+        volume = of_budgets.requested_volume(amount, or_nothing=True)
+        of_budgets.set_used(self._accounts, *self._owner(name, every), volume)
+        return self.budgets(name)
+
+    def _owner(self, name: str, every: str | None) -> tuple[of_budgets.Owner, Every | None]:
+        return of_budgets.requested_owner(name, self._config.config), of_budgets.requested_every(every)
 
     def plan(self) -> Json:
         """The operations that lead from untouched interfaces to the plan, as commands, and whether it is applied."""

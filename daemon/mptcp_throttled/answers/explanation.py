@@ -11,7 +11,7 @@ from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttle.rpc import Json
 from mptcp_throttled.answers.status import describe_term
 from mptcp_throttled.answers.view import View
-from mptcp_throttled.policy.terms import steps
+from mptcp_throttled.policy.terms import rule_input, steps
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.snapshot import Snapshot
@@ -61,7 +61,7 @@ def _of_network(view: View, network: AccessNetwork, client: Address, decisions: 
     asked = network.client_prefix.first(client)
     # Rates by hand are those of an address.
     first = asked if asked in addresses or not addresses else min(addresses, key=int)
-    made = steps(network, first, view.now.monotonic, view.snapshot.facts)
+    made = steps(rule_input(network, first, view.now.monotonic, view.snapshot.facts))
     return {
         "name": network.name,
         **{direction: _of_direction(view, direction, decisions, made) for direction in Direction},

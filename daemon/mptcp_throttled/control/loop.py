@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mptcp_throttled.control.running_config import RunningConfig
     from mptcp_throttled.control.source import Source, TableUpdate
     from mptcp_throttled.vocabulary.applied import Applied
+    from mptcp_throttled.vocabulary.budgets import Spent
     from mptcp_throttled.vocabulary.clock import Clock
     from mptcp_throttled.vocabulary.control_group import ControlGroup, EndedConnection
     from mptcp_throttled.vocabulary.decision import Decision, Previous
@@ -79,7 +80,8 @@ class Loop:
 
     `features` are those of the kernel by name, but for uplinks. `note_closed` is given the subflows that have closed,
     `steering` those that have another cap of downloads, or none; it knows the priorities that clients have asked for.
-    `note_ended` is given the connections that have ended while caps were applied.
+    `note_ended` is given the connections that have ended while caps were applied. `spent` are the budgets of which a
+    stage is reached.
     `snapshot`, `recent_decisions.latest` and `note_kernel_change` are for any thread, all else for one.
     """
 
@@ -96,6 +98,7 @@ class Loop:
         steering: SteeringKernel,
         note_ended: Callable[[Iterable[EndedConnection]], None],
         control_group: ControlGroup,
+        spent: Callable[[], Spent] = dict,
     ) -> None:
         self._config = config
         self._operator = operator
@@ -105,6 +108,7 @@ class Loop:
         self._note_closed = note_closed
         self._steering = steering
         self._note_ended = note_ended
+        self._spent = spent
         self._epoch_offset = EpochOffset(clock)
         self._terms = CurrentTerms(config.config.proxies)
         self._decisions = DecisionTable(control_group, config.config.proxies)
@@ -165,7 +169,7 @@ class Loop:
         operator = self._operator.current()
         is_paused = operator.pause is not None
         wall_clock = WallClock(self._epoch_offset.seconds, config.time_zone)
-        facts = Facts(operator.overrides, wall_clock)
+        facts = Facts(operator.overrides, wall_clock, self._spent())
         terms = self._terms.update(config.networks, now, facts)
         networks = self._terms.configured
         update = self._source.take()

@@ -98,5 +98,6 @@ def _network(proxy: int, network: AccessNetwork, networks: Sequence[AccessNetwor
             min_rate=0 if healthy.rate is None else min(healthy.rate.bytes_per_second, _MAX_U32),
             slow_rate=_slow_rate(network, networks),
             proxy=proxy,
+            has_budgets=bool(network.budgets),
         )
     )

@@ -78,7 +78,7 @@ class Network(NamedTuple):
     min_rate: U32 = 0
     slow_rate: U32 = 0
     proxy: U32 = 0
-    padding: U32 = 0
+    has_budgets: U32 = 0
 
 
 class Sick(NamedTuple):

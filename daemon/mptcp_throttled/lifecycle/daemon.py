@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from mptcp_throttle import systemd
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
+from mptcp_throttle.linux.adjtimex import is_clock_synchronised
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.rpc import RpcClient, RpcServer
 from mptcp_throttle.systemd import Watchdog
@@ -18,6 +19,7 @@ from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.boot import boot_identifier
 from mptcp_throttled.accounting.control_group import Comparison
 from mptcp_throttled.accounting.history import ClientSums, History
+from mptcp_throttled.accounting.ledger import Begun, Ledger, Level
 from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition, MetricsServer
@@ -47,6 +49,10 @@ _TOP_CLIENTS: Final = 20
 _TOP_CLIENTS_SECONDS: Final = 600.0
 # A table of 50 000 connections takes 5 s; systemd gives a service 90 s to start.
 _LONGEST_FIRST_TABLE_SECONDS: Final = 30.0
+
+
+def _always() -> bool:
+    return True
 
 
 class Daemon:
@@ -81,7 +87,10 @@ class Daemon:
         boot = boot_identifier(config.sockets.daemon.parent)
         self._history = History(config.state_directory / "history.sqlite", boot)
         self._clock = clock
-        self._accounts = accounts = Accounts(self._history, clock, config.proxies)
+        trusts_clock = is_clock_synchronised if config.daemon.wait_for_clock else _always
+        ledger = Ledger(self._history.budgets(), trusts_clock)
+        ledger.use(config.networks, config.time_zone, clock.time())
+        self._accounts = accounts = Accounts(self._history, ledger, clock, config.proxies, self._note_budgets)
         self._own_ports = kernel.htb.ports | uplinks.ports | steering.ports
         self._comparison = Comparison(control_group.share)
         self._loop = Loop(
@@ -96,11 +105,14 @@ class Daemon:
             steering,
             self._comparison.note,
             control_group,
+            lambda: ledger.spent,
         )
         counted = kernel.htb.class_bytes, steering.totals, uplinks.acknowledged
         self._observer = Observer(config.proxy.ports, self._loop, *counted, accounts)
         self._metrics = MetricsServer()
-        self.api = Api(self._running, self._inbox, self._view, self._history, self._loop.recent_decisions, load)
+        self.api = Api(
+            self._running, self._inbox, self._view, self._history, accounts, self._loop.recent_decisions, load
+        )
 
     def _view(self) -> View:
         """What is known now; for any thread."""
@@ -111,6 +123,11 @@ class Daemon:
             Now.of(self._clock),
             self._comparison.groups if self._config.daemon.control_group else None,
         )
+
+    def _note_budgets(self, told: Sequence[Level | Begun]) -> None:
+        """The stages that budgets have reached may be others; for any thread."""
+        eventlog.log_budgets(told)
+        self._inbox.wake()
 
     def stop(self) -> None:
         """Let `run` return; may be called from a signal handler."""

@@ -25,6 +25,9 @@ from mptcp_throttled.vocabulary.traffic import SteeredTotals
 _log = logging.getLogger("mptcp-throttled")
 
 _INTERVAL_SECONDS: Final = 1.0
+# What a client that begins to send can use of a budget before that is seen.
+_BUDGETS_INTERVAL_SECONDS: Final = 0.4
+_SHORTEST_PAUSE_SECONDS: Final = 0.05
 _STOP_SECONDS: Final = 2.0
 # With many subflows an observation takes long: the pause is this many times its processor time, within these bounds.
 _PAUSE_FACTOR: Final = 100
@@ -32,13 +35,18 @@ _PAUSE_FACTOR: Final = 100
 _MAX_PAUSE_SECONDS: Final = FLUSH_SECONDS
 
 
-def pause_after(used: float) -> float:
-    """How many seconds to wait after an observation that took `used` seconds of processor time."""
-    return min(max(_INTERVAL_SECONDS, used * _PAUSE_FACTOR), _MAX_PAUSE_SECONDS)
+def pause_after(used: float, next_stage: float | None) -> float:
+    """How many seconds to wait after an observation that took `used` seconds of processor time.
+
+    `next_stage` is in how many seconds a stage of a budget may be reached; None: there are no budgets.
+    """
+    interval = _INTERVAL_SECONDS if next_stage is None else _BUDGETS_INTERVAL_SECONDS
+    pause = min(max(interval, used * _PAUSE_FACTOR), _MAX_PAUSE_SECONDS)
+    return pause if next_stage is None else min(pause, max(next_stage, used, _SHORTEST_PAUSE_SECONDS))
 
 
 class Observer(threading.Thread):
-    """Observes at once, then every 1 to 5 s, until `stop()`.
+    """Observes at once, then every 1 to 5 s, more often with budgets, until `stop()`.
 
     It keeps `accounts` up to date.
 
@@ -76,7 +84,7 @@ class Observer(threading.Thread):
             except KernelError as error:
                 _log.debug("rates cannot be observed: %s", error)
                 count_errors("observation")
-            pause = pause_after(time.thread_time() - used)
+            pause = pause_after(time.thread_time() - used, self._accounts.seconds_to_next_stage)
         with suppress(KernelError):
             self._observe()
         self._accounts.close()

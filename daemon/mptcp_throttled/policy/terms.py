@@ -1,6 +1,6 @@
 """The terms of access networks: the configured rates, after all rules. Pure functions.
 
-To add a rule, such as a budget:
+To add a rule:
 
 1. Write `policy/rules/NAME.py` with `apply(terms, given) -> Terms`. It returns the terms with a
    `Term(rate, reason, next_change, rule)` in place of each that it changes, and knows neither kernel nor other rules.
@@ -24,24 +24,42 @@ from typing import Final
 
 from mptcp_throttle.model import AccessNetwork, Address, Direction
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
+from mptcp_throttle.schedule import next_change, window_at
 from mptcp_throttled.policy.client_networks import client_networks
-from mptcp_throttled.policy.rules import override, schedule
-from mptcp_throttled.vocabulary.terms import UNLIMITED, ClientKey, Facts, PresentTerms, RuleInput, Term, Terms
+from mptcp_throttled.policy.rules import budget, override, schedule
+from mptcp_throttled.vocabulary.terms import (
+    UNLIMITED,
+    ClientKey,
+    Facts,
+    PresentTerms,
+    PresentWindow,
+    RuleInput,
+    Term,
+    Terms,
+    WallClock,
+)
 
 Rule = Callable[[Terms, RuleInput], Terms]
 
-RULES: Final[tuple[Rule, ...]] = (schedule.apply, override.apply)
+RULES: Final[tuple[Rule, ...]] = (schedule.apply, budget.apply, override.apply)
 
 
-def terms(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> Terms:
-    """The terms of a client of a network, by its first address, None being any, at `now` (monotonic seconds)."""
-    return steps(network, client, now, facts)[-1]
+def rule_input(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> RuleInput:
+    """What rules are given for a client of a network, by its first address, None being any, at `now`."""
+    return RuleInput(network, client, now, facts, _present_window(network, now, facts.wall_clock))
 
 
-def steps(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> list[Terms]:
-    """As `terms`: the configured rates, and after each rule what it has made of those before."""
-    given = RuleInput(network, client, now, facts)
-    made: list[Terms] = [{kind: Term(rate) for kind, rate in network.rates.items()}]
+def _present_window(network: AccessNetwork, now: float, wall_clock: WallClock) -> PresentWindow:
+    schedule, (offset, zone) = network.schedule, wall_clock
+    if not schedule:
+        return PresentWindow()
+    change = next_change(schedule, now + offset, zone)
+    return PresentWindow(window_at(schedule, now + offset, zone), None if change is None else change - offset)
+
+
+def steps(given: RuleInput) -> list[Terms]:
+    """The configured rates, and after each rule what it has made of those before: the last are the terms."""
+    made: list[Terms] = [{kind: Term(rate) for kind, rate in given.network.rates.items()}]
     for rule in RULES:
         made.append(rule(made[-1], given))
     return made
@@ -52,9 +70,10 @@ def terms_of(networks: Iterable[AccessNetwork], now: float, facts: Facts) -> Pre
     by_network: dict[str, Terms] = {}
     by_client: dict[ClientKey, Terms] = {}
     for network in networks:
-        of_network = by_network[network.name] = terms(network, None, now, facts)
+        given = rule_input(network, None, now, facts)
+        of_network = by_network[network.name] = steps(given)[-1]
         for client in _named(network, facts):
-            own = _own(terms(network, client, now, facts), of_network)
+            own = _own(steps(given._replace(client=client))[-1], of_network)
             if own:
                 by_client[network.name, client] = own
     return PresentTerms(by_network, by_client)
@@ -62,7 +81,8 @@ def terms_of(networks: Iterable[AccessNetwork], now: float, facts: Facts) -> Pre
 
 def _named(network: AccessNetwork, facts: Facts) -> dict[Address, None]:
     """The first addresses of the clients of a network whose terms may differ from the network's."""
-    addresses = (o.client for o in facts.overrides if o.network == network.name)
+    by_hand = (o.client for o in facts.overrides if o.network == network.name)
+    addresses = (*by_hand, *facts.spent.get(network.name, ()))
     return dict.fromkeys(network.client_prefix.first(address) for address in addresses if address is not None)
 
 

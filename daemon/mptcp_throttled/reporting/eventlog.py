@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Final
 
 from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.logs import about
 from mptcp_throttle.model import FourTuple, RateKind, format_token
+from mptcp_throttle.units import format_percentage, format_volume
+from mptcp_throttled.accounting.ledger import Begun, Level
 from mptcp_throttled.vocabulary.applied import Applied, UplinkStep
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.operator import Pause
@@ -16,6 +19,8 @@ from mptcp_throttled.vocabulary.snapshot import KEEPS_SENDING, MAX_ERRORS, Snaps
 from mptcp_throttled.vocabulary.terms import UNLIMITED, PresentTerms
 
 _log = logging.getLogger("mptcp-throttled")
+
+_MAX_BUDGET_LINES: Final = 20
 
 
 def log_step(
@@ -67,6 +72,22 @@ def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, s
         _log.info("resolved: the rates of all subflows are enforced")
     for ends, why in islice(after.items(), 1):
         _log.error("%d subflows: rate not enforced; client=%s: %s", len(after), ends.client, why)
+
+
+def log_budgets(told: Sequence[Level | Begun]) -> None:
+    """Log what has become of budgets; of thousands at one time the first only."""
+    for each in islice(told, _MAX_BUDGET_LINES):
+        network, budget = each.key.network, each.budget
+        of_budget = f"network={network} budget={format_volume(budget.amount)!r} per={budget.per} every={budget.every}"
+        if isinstance(each, Begun):
+            _log.info("budget begins again %s freed=%d", of_budget, each.freed)
+            continue
+        who = "" if each.subject is None else f" client={each.subject}"
+        used = f"used={format_volume(each.use.used)!r} ({format_percentage(each.use.used / budget.amount)})"
+        state = f"stage {each.stages} reached" if each.stages else "warning"
+        _log.warning("budget %s %s%s %s", state, of_budget, who, used, extra=about(who))
+    if len(told) > _MAX_BUDGET_LINES:
+        _log.warning("and %d more budgets", len(told) - _MAX_BUDGET_LINES)
 
 
 def _log_terms(before: PresentTerms, after: PresentTerms) -> None:

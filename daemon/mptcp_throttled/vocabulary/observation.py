@@ -14,13 +14,17 @@ from mptcp_throttled.vocabulary.traffic import SocketTotals
 @dataclass(frozen=True, slots=True)
 class SocketState:
     """A socket of the proxy that can send: the minor of its class (0: none), its pace (bytes/s; None: not paced), what
-    it has carried, its smoothed RTT in seconds (None before the first sample), and its cookie (SO_COOKIE)."""
+    it has carried, its smoothed RTT in seconds (None before the first sample), and its cookie (SO_COOKIE).
+
+    Not `is_mptcp`: TCP without MPTCP.
+    """
 
     minor: int
     pace: int | None
     totals: SocketTotals
     rtt: float | None = None
     cookie: int = 0
+    is_mptcp: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import tzinfo
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from mptcp_throttle.model import AccessNetwork, Address, RateKind
+from mptcp_throttle.model import AccessNetwork, Address, RateKind, Window
 from mptcp_throttle.units import Rate
+from mptcp_throttled.vocabulary.budgets import Spent
 from mptcp_throttled.vocabulary.decision import Share, Throttle, Verdict
 from mptcp_throttled.vocabulary.operator import Override
 
@@ -19,6 +21,7 @@ class RuleName(StrEnum):
 
     CONFIGURED = "configured"
     SCHEDULE = "schedule"
+    BUDGET = "budget"
     BY_HAND = "by hand"
 
 
@@ -109,13 +112,22 @@ class Facts(NamedTuple):
 
     overrides: tuple[Override, ...] = ()
     wall_clock: WallClock = WallClock()
+    spent: Spent = MappingProxyType({})
+
+
+class PresentWindow(NamedTuple):
+    """The window of a schedule that holds now, None if none does, and when that changes, in monotonic seconds."""
+
+    window: Window | None = None
+    change: float | None = None
 
 
 class RuleInput(NamedTuple):
     """Whose terms are asked for, and when: of a client of a network, by its first address, None being any; at `now`,
-    in monotonic seconds."""
+    in monotonic seconds, while `present` holds."""
 
     network: AccessNetwork
     client: Address | None
     now: float
     facts: Facts
+    present: PresentWindow

@@ -2,8 +2,9 @@
 
 The kernel counts payload and segments, not bytes on the wire. What a carrier counts, IP bytes, is computed: each
 segment has an IP header of 20 or 40 bytes, a TCP header of 20, time stamps of 12 (RFC 7323), and an MPTCP DSS option
-(RFC 8684, section 3.3) of 28 bytes with data and 12 without, as Linux sends them: 64-bit numbers, padded. Payload that
-a client sends twice counts once, because the proxy's kernel does not count it again.
+(RFC 8684, section 3.3) of 28 bytes with data and 12 without, as Linux sends them: 64-bit numbers, padded. TCP without
+MPTCP has no such option. Payload that a client sends twice counts once, because the proxy's kernel does not count it
+again.
 """
 
 from __future__ import annotations
@@ -75,9 +76,12 @@ class SocketTotals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClosedSubflow:
-    """A subflow at its end. `cookie` identifies its socket as long as this kernel runs (SO_COOKIE)."""
+    """A subflow at its end, or a TCP connection without MPTCP, which has no `token`.
 
-    token: Token
+    `cookie` identifies its socket as long as this kernel runs (SO_COOKIE).
+    """
+
+    token: Token | None
     ends: FourTuple
     cookie: int
     totals: SocketTotals
@@ -104,16 +108,26 @@ class Traffic:
     held_back_ms: int = 0
 
     @classmethod
-    def of(cls, added: SocketTotals, ip_version: int, *, throttled: bool, closed: bool, rtt: float | None) -> Self:
+    def of(
+        cls,
+        added: SocketTotals,
+        ip_version: int,
+        *,
+        throttled: bool,
+        closed: bool,
+        rtt: float | None,
+        is_mptcp: bool = True,
+    ) -> Self:
         """What one subflow has added; `rtt` in seconds."""
-        ip_sent = added.sent + _headers(added.segments_out, added.data_out, ip_version)
+        ip_sent = added.sent + _headers(added.segments_out, added.data_out, ip_version, is_mptcp=is_mptcp)
+        segments_in = added.segments_in - added.steered.own_acks
         return cls(
             added.sent,
             added.retransmitted,
             added.received,
             ip_sent,
             ip_sent if throttled else 0,
-            added.received + _headers(added.segments_in - added.steered.own_acks, added.data_in, ip_version),
+            added.received + _headers(segments_in, added.data_in, ip_version, is_mptcp=is_mptcp),
             int(closed),
             rtt or 0.0,
             0 if rtt is None else 1,
@@ -141,6 +155,8 @@ def _segments_since(after: int, before: int) -> int:
     return (after - before) & 0xFFFF_FFFF
 
 
-def _headers(segments: int, with_data: int, ip_version: int) -> int:
-    each = _IP_HEADER[ip_version] + _TCP_WITH_TIME_STAMPS + _DSS_WITHOUT_DATA
-    return segments * each + with_data * (_DSS_WITH_DATA - _DSS_WITHOUT_DATA)
+def _headers(segments: int, with_data: int, ip_version: int, *, is_mptcp: bool) -> int:
+    each = _IP_HEADER[ip_version] + _TCP_WITH_TIME_STAMPS
+    if not is_mptcp:
+        return segments * each
+    return segments * (each + _DSS_WITHOUT_DATA) + with_data * (_DSS_WITH_DATA - _DSS_WITHOUT_DATA)

@@ -54,7 +54,7 @@ struct client {
  * subflows back, so they need no pace. A subflow with a lower rate than `slow_rate` bytes/s may
  * have little unsent, for less preferred ones, which have caps; 0: none has. The bounds, 0 if there
  * is none, within which a path of the network is healthy: the round trip in microseconds, the loss
- * in thousandths, the rate in bytes/s. */
+ * in thousandths, the rate in bytes/s. `has_budgets`: connections without MPTCP are counted, too. */
 struct network {
 	__u32 preference;
 	__u32 pace;
@@ -66,10 +66,10 @@ struct network {
 	__u32 min_rate;
 	__u32 slow_rate;
 	__u32 proxy;
-	__u32 padding;
+	__u32 has_budgets;
 };
 
-/* A subflow that has closed, with its totals. Bytes are payload; those sent include those
+/* A subflow that has closed, with its totals; or a connection without MPTCP, whose `token` is 0. Bytes are payload; those sent include those
  * retransmitted. `own_acks` of `segments_in` were made by steering.bpf.c; for `held_ns`, data waited
  * while it held the subflow back. */
 struct closed {

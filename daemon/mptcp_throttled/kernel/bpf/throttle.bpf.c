@@ -413,7 +413,7 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 	}
 }
 
-static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_sock *tp, struct subflow *subflow,
+static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_sock *tp, __u32 token,
 					  const struct ends *ends)
 {
 	struct closed *closed = bpf_ringbuf_reserve(&totals, sizeof(*closed), 0);
@@ -432,11 +432,21 @@ static __always_inline void report_totals(struct bpf_sock_ops *ctx, struct tcp_s
 	closed->segments_in = ctx->segs_in;
 	closed->data_segments_out = ctx->data_segs_out;
 	closed->data_segments_in = ctx->data_segs_in;
-	closed->token = subflow->token;
+	closed->token = token;
 	steered = bpf_map_lookup_elem(&steered_subflows, ends);
 	closed->own_acks = steered ? steered->acks : 0;
 	closed->held_ns = steered ? steered->held_ns : 0;
 	bpf_ringbuf_submit(closed, 0);
+}
+
+/* Whether a socket is one of the proxy without MPTCP whose bytes are in a budget. Nothing of it is
+ * changed: only its end is reported. */
+static __always_inline bool is_counted_tcp(struct tcp_sock *tp, const struct ends *ends)
+{
+	__u8 proxy = proxy_with_port(ends->proxy_port);
+	struct network *network = proxy && !BPF_CORE_READ(tp, is_mptcp) ? network_of(proxy, ends->client) : NULL;
+
+	return network && network->has_budgets;
 }
 
 SEC("sockops")
@@ -459,19 +469,26 @@ int throttle(struct bpf_sock_ops *ctx)
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return 1;
+	ends_of(ctx, &ends);
 	if (op == BPF_SOCK_OPS_STATE_CB) {
-		if (subflow && ctx->args[1] == BPF_TCP_CLOSE) {
-			ends_of(ctx, &ends);
-			report_totals(ctx, tp, subflow, &ends);
+		if (ctx->args[1] != BPF_TCP_CLOSE)
+			return 1;
+		if (subflow) {
+			report_totals(ctx, tp, subflow->token, &ends);
 			if (has_control_group())
 				end_comparison(&subflow->compared, tp, subflow->token,
 					       network_of(subflow->proxy, ends.client));
 			forget_health(&subflow->health, &ends);
+		} else if (is_counted_tcp(tp, &ends)) {
+			report_totals(ctx, tp, 0, &ends);
 		}
 		return 1;
 	}
-	if (!connection_to_proxy(tp))
+	if (!connection_to_proxy(tp)) {
+		if (op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && is_counted_tcp(tp, &ends))
+			bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 		return 1;
+	}
 	if (!subflow) {
 		subflow = bpf_sk_storage_get(&subflows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 		if (!subflow) {
@@ -489,7 +506,6 @@ int throttle(struct bpf_sock_ops *ctx)
 	}
 	if (has_control_group())
 		note_acked(&subflow->compared, tp);
-	ends_of(ctx, &ends);
 	network = network_of(subflow->proxy, ends.client);
 	if (network && has_bounds(network))
 		watch_health(&subflow->health, tp, network, &ends);

@@ -162,7 +162,7 @@ def _missing_type_information() -> list[str]:
 
 
 def closed_subflow(record: bytes) -> ClosedSubflow:
-    """The subflow of a struct closed."""
+    """The subflow, or the connection without MPTCP, of a struct closed."""
     closed = unpack(Closed, record)
     totals = SocketTotals(
         sent=closed.bytes_sent,
@@ -174,7 +174,8 @@ def closed_subflow(record: bytes) -> ClosedSubflow:
         data_in=closed.data_segments_in,
         steered=SteeredTotals.of(closed.own_acks, closed.held_ns),
     )
-    return ClosedSubflow(Token(closed.token), unpack_ends(closed.ends), closed.cookie, totals)
+    token = Token(closed.token) if closed.token else None
+    return ClosedSubflow(token, unpack_ends(closed.ends), closed.cookie, totals)
 
 
 def ended_connection(record: bytes) -> EndedConnection:

@@ -14,9 +14,11 @@ from typing import Final
 from mptcp_throttle.linux.inet_diag import (
     INET_DIAG_CLASS_ID,
     INET_DIAG_INFO,
+    INET_DIAG_ULP_INFO,
     LISTEN,
     SENDING,
     InetDiag,
+    is_of_mptcp,
     parse_attributes,
     parse_socket,
 )
@@ -32,7 +34,7 @@ _INET_DIAG_CGROUP_ID: Final = 21  # include/uapi/linux/inet_diag.h
 _CGROUP_ID: Final = Struct("=Q")
 _CLASS_ID: Final = Struct("=I")
 _NO_CLASS: Final = _CLASS_ID.pack(0)
-_WANTED: Final = frozenset({INET_DIAG_INFO, INET_DIAG_CLASS_ID})
+_WANTED: Final = frozenset({INET_DIAG_INFO, INET_DIAG_CLASS_ID, INET_DIAG_ULP_INFO})
 _UNLIMITED: Final = 2**64 - 1
 # struct tcp_info (include/uapi/linux/tcp.h): tcpi_rtt; tcpi_max_pacing_rate; tcpi_bytes_received, tcpi_segs_out,
 # tcpi_segs_in; tcpi_data_segs_in, tcpi_data_segs_out; tcpi_bytes_sent, tcpi_bytes_retrans
@@ -145,5 +147,10 @@ def _state(attributes: Mapping[int, bytes], cookie: int) -> SocketState:
     rtt, pace, received, segments_out, segments_in, data_in, data_out, sent, retransmitted = tcp_info
     totals = SocketTotals(sent, retransmitted, received, segments_out, segments_in, data_out, data_in)
     return SocketState(
-        minor_of(priority) or 0, pace if pace < _UNLIMITED else None, totals, rtt * _MICROSECOND or None, cookie
+        minor_of(priority) or 0,
+        pace if pace < _UNLIMITED else None,
+        totals,
+        rtt * _MICROSECOND or None,
+        cookie,
+        is_of_mptcp(attributes),
     )

@@ -1,0 +1,378 @@
+"""The ledger of budgets: what networks and their clients have used of each, and which stages they have reached.
+
+IP bytes are counted as in `vocabulary.traffic`, of all TCP on the proxy's ports: also of connections without MPTCP, on
+which a carrier's bill does not differ. A period begins when the wall clock says so, never earlier than the present one:
+while the clock is set back, bytes count in the present period. Bytes of an observation count in the period in which it
+began.
+
+A budget keeps its count as long as its network, `per`, `direction` and `every` stay. If its `starts` changes, the
+present period ends as it would have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import tzinfo
+from typing import Final, NamedTuple
+
+from mptcp_throttle.model import AccessNetwork, Budget, Counting, Every, Per
+from mptcp_throttle.periods import Period, period_at
+from mptcp_throttle.schedule import window_at
+from mptcp_throttled.accounting.ledger_rows import AccountKey, Extra, LedgerChanges, StoredAccount, Use
+from mptcp_throttled.vocabulary.budgets import Reached, Spent, Subject
+
+_NO_LEVEL: Final = (0, False)
+
+
+class Carried(NamedTuple):
+    """IP bytes to and from a client of a network; `is_mptcp` is false for TCP without MPTCP."""
+
+    network: str
+    client: Subject
+    sent: int
+    received: int
+    is_mptcp: bool
+
+
+class Level(NamedTuple):
+    """A subject has used so much of a budget that the operator is warned, or that a stage begins.
+
+    `stages` is the number of the stages that are reached.
+    """
+
+    key: AccountKey
+    budget: Budget
+    subject: Subject
+    use: Use
+    stages: int
+
+
+class Begun(NamedTuple):
+    """A period of a budget has begun, or an operator has begun the present one again; `freed` subjects had a stage."""
+
+    key: AccountKey
+    budget: Budget
+    period: Period
+    freed: int
+
+
+@dataclass(slots=True)
+class _Account:
+    """What is known of a budget.
+
+    `levels` has how many stages a subject has reached, and whether the operator was warned. `changed` and
+    `changed_extras` are the subjects of which not all is written, nor is the period if it `is_new`.
+    """
+
+    network: AccessNetwork
+    budget: Budget
+    period: Period
+    uses: dict[Subject, Use] = field(default_factory=dict)
+    extras: dict[Subject, tuple[Extra, ...]] = field(default_factory=dict)
+    levels: dict[Subject, tuple[int, bool]] = field(default_factory=dict)
+    changed: set[Subject] = field(default_factory=set)
+    changed_extras: set[Subject] = field(default_factory=set)
+    is_new: bool = True
+
+    @property
+    def key(self) -> AccountKey:
+        return AccountKey(self.network.name, self.budget.key)
+
+
+class BudgetUse(NamedTuple):
+    """A budget of a subject as it is: `spent_stages` are reached, `left` bytes are not used, additions included."""
+
+    network: str
+    budget: Budget
+    period: Period
+    subject: Subject
+    use: Use
+    extras: tuple[Extra, ...]
+    left: int
+    spent_stages: int
+
+
+def used_fraction(budget: Budget, use: Use, extras: Iterable[Extra], at: float) -> float:
+    """Which part of a budget is used at a time, in seconds since the epoch. What was added and is left lowers it."""
+    return (use.used - sum(extra.left for extra in _held(extras, at))) / budget.amount
+
+
+def reached_stages(budget: Budget, fraction: float) -> int:
+    """How many stages of a budget are reached when this fraction is used."""
+    return sum(fraction >= stage.at for stage in budget.stages)
+
+
+def charge(use: Use, extras: tuple[Extra, ...], amount: int, other: int, at: float) -> tuple[Use, tuple[Extra, ...]]:
+    """Use `amount` bytes, `other` of them without MPTCP: first of what was added, in the order in which it ends."""
+    left: list[Extra] = []
+    for extra in sorted(_held(extras, at), key=lambda each: (each.until is None, each.until or 0.0)):
+        part = min(extra.left, amount)
+        amount -= part
+        if extra.left > part:
+            left.append(extra._replace(left=extra.left - part))
+    return Use(use.used + amount, use.other + min(other, amount)), tuple(left)
+
+
+def _held(extras: Iterable[Extra], at: float) -> Iterator[Extra]:
+    return (extra for extra in extras if extra.until is None or extra.until > at)
+
+
+def _counted(budget: Budget, carried: Carried) -> int:
+    match budget.counting:
+        case Counting.DOWN:
+            return carried.sent
+        case Counting.UP:
+            return carried.received
+        case Counting.BOTH:
+            return carried.sent + carried.received
+
+
+class Ledger:
+    """The budgets of all networks. For one thread at a time, but `spent` is for any.
+
+    `stored` is what an earlier instance has written. `is_synchronised` tells whether the wall clock can be trusted: no
+    period begins while it cannot, except the first.
+    """
+
+    def __init__(self, stored: Mapping[AccountKey, StoredAccount], is_synchronised: Callable[[], bool]) -> None:
+        self._stored = dict(stored)
+        self._was_stored = bool(stored)
+        self._is_synchronised = is_synchronised
+        self._accounts: dict[AccountKey, _Account] = {}
+        self._by_network: dict[str, list[_Account]] = {}
+        self._zone: tzinfo | None = None
+        self._networks: Sequence[AccessNetwork] = ()
+        self._soon = math.inf
+        self._was_synchronised = is_synchronised()
+        self._is_stale = False
+        self.spent: Spent = {}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an earlier instance has had budgets."""
+        return self._was_stored
+
+    @property
+    def has_budgets(self) -> bool:
+        """Whether any network has one."""
+        return bool(self._accounts)
+
+    def use(self, networks: Sequence[AccessNetwork], zone: tzinfo | None, at: float) -> None:
+        """Keep the budgets of these networks from now on; periods are those of the `zone`.
+
+        What was used of others is kept as long as this instance runs, and in the database.
+        """
+        if networks is self._networks and zone == self._zone:
+            return
+        self._networks, self._zone = networks, zone
+        before, self._accounts, self._by_network = self._accounts, {}, {}
+        for network in networks:
+            for budget in network.budgets:
+                account = self._account(network, budget, before, at)
+                self._accounts[account.key] = account
+                self._by_network.setdefault(network.name, []).append(account)
+        for key, account in before.items():
+            if key not in self._accounts:
+                self._stored[key] = StoredAccount(account.period, account.uses, account.extras)
+        self._find_levels(at)
+
+    def _account(
+        self, network: AccessNetwork, budget: Budget, before: Mapping[AccountKey, _Account], at: float
+    ) -> _Account:
+        key = AccountKey(network.name, budget.key)
+        if key in before:
+            return replace(before[key], network=network, budget=budget, levels={})
+        stored = self._stored.pop(key, None)
+        if stored is None:
+            return _Account(network, budget, period_at(budget.every, budget.starts, at, self._zone))
+        return _Account(network, budget, stored.period, dict(stored.uses), dict(stored.extras), is_new=False)
+
+    def _find_levels(self, at: float) -> None:
+        """Know the levels of all subjects, without telling the operator again of those that they have."""
+        for account in self._accounts.values():
+            for subject in {*account.uses, *account.extras}:
+                self._note_level(account, subject, at)
+        self._publish()
+
+    def count(self, carried: Iterable[Carried], at: float, seconds: float) -> list[Level | Begun]:
+        """Count what was carried in the last `seconds` before `at`, and begin the periods that are due.
+
+        `at` is in seconds since the epoch. Returns what the operator is to be told.
+        """
+        told: list[Level | Begun] = []
+        amounts = self._charge_all(carried, at)
+        self._soon = math.inf
+        for (key, subject), amount in amounts.items():
+            account = self._accounts[key]
+            told += self._note_level(account, subject, at)
+            self._soon = min(self._soon, self._seconds_to_next_stage(account, subject, amount / max(seconds, 0.1), at))
+        told += self._begin_periods(at)
+        self._drop_ended_extras(at)
+        if self._is_stale:
+            self._publish()
+        return told
+
+    def _charge_all(self, carried: Iterable[Carried], at: float) -> dict[tuple[AccountKey, Subject], int]:
+        """How many bytes each subject of a budget has used."""
+        amounts: dict[tuple[AccountKey, Subject], int] = {}
+        free = {network.name for network in self._networks if network.budgets and self._is_free(network, at)}
+        for each in carried:
+            for account in () if each.network in free else self._by_network.get(each.network, ()):
+                amount = _counted(account.budget, each)
+                if not amount:
+                    continue
+                subject = each.client if account.budget.per is Per.CLIENT else None
+                other, extras = 0 if each.is_mptcp else amount, account.extras.get(subject, ())
+                use, left = charge(account.uses.get(subject, Use()), extras, amount, other, at)
+                self._set(account, subject, use, left)
+                key = account.key, subject
+                amounts[key] = amounts.get(key, 0) + amount
+        return amounts
+
+    def _is_free(self, network: AccessNetwork, at: float) -> bool:
+        window = window_at(network.schedule, at, self._zone)
+        return window is not None and not window.counts
+
+    def _set(self, account: _Account, subject: Subject, use: Use, extras: tuple[Extra, ...]) -> None:
+        account.uses[subject] = use
+        account.changed.add(subject)
+        if extras != account.extras.get(subject, ()):
+            account.changed_extras.add(subject)
+            if extras:
+                account.extras[subject] = extras
+            else:
+                del account.extras[subject]
+
+    def _note_level(self, account: _Account, subject: Subject, at: float) -> list[Level]:
+        budget, use = account.budget, account.uses.get(subject, Use())
+        fraction = used_fraction(budget, use, account.extras.get(subject, ()), at)
+        is_warned = budget.warn_at is not None and fraction >= budget.warn_at
+        before, level = account.levels.get(subject, _NO_LEVEL), (reached_stages(budget, fraction), is_warned)
+        if level == before:
+            return []
+        if level == _NO_LEVEL:
+            del account.levels[subject]
+        else:
+            account.levels[subject] = level
+        self._is_stale = self._is_stale or level[0] != before[0]
+        return [Level(account.key, budget, subject, use, level[0])] if level > before else []
+
+    def _seconds_to_next_stage(self, account: _Account, subject: Subject, rate: float, at: float) -> float:
+        """`rate` is in bytes/s."""
+        budget = account.budget
+        fraction = used_fraction(budget, account.uses[subject], account.extras.get(subject, ()), at)
+        ahead = min((stage.at for stage in budget.stages if stage.at > fraction), default=math.inf)
+        return (ahead - fraction) * budget.amount / rate
+
+    def _begin_periods(self, at: float) -> list[Begun]:
+        is_synchronised = self._is_synchronised()
+        self._is_stale = self._is_stale or is_synchronised != self._was_synchronised
+        self._was_synchronised = is_synchronised
+        begun = []
+        for account in self._accounts.values():
+            if not is_synchronised or at < account.period.end:
+                continue
+            present = period_at(account.budget.every, account.budget.starts, at, self._zone)
+            # Its `starts` may have changed.
+            account.period = Period(max(present.start, account.period.end), present.end)
+            begun.append(Begun(account.key, account.budget, account.period, self._forget_uses(account)))
+        return begun
+
+    def _forget_uses(self, account: _Account) -> int:
+        """Begin the account again; how many subjects had reached a stage."""
+        freed = sum(stages > 0 for stages, _ in account.levels.values())
+        account.uses, account.levels, account.changed, account.is_new = {}, {}, set(), True
+        self._is_stale = True
+        return freed
+
+    def _drop_ended_extras(self, at: float) -> None:
+        for account in self._accounts.values():
+            for subject, extras in list(account.extras.items()):
+                held = tuple(_held(extras, at))
+                if held != extras:
+                    self._set(account, subject, account.uses.get(subject, Use()), held)
+                    self._note_level(account, subject, at)
+
+    def _publish(self) -> None:
+        spent: dict[str, dict[Subject, tuple[Reached, ...]]] = {}
+        for account in self._accounts.values():
+            until = account.period.end if self._was_synchronised else None
+            of_network = spent.setdefault(account.network.name, {})
+            for subject, (stages, _) in account.levels.items():
+                if stages:
+                    reached = Reached(account.budget, account.budget.stages[:stages], until)
+                    of_network[subject] = (*of_network.get(subject, ()), reached)
+        self._is_stale = False
+        self.spent = spent
+
+    @property
+    def seconds_to_next_stage(self) -> float:
+        """When the first subject will reach a stage, if all go on as in the last observation."""
+        return self._soon
+
+    def changes(self) -> LedgerChanges:
+        """What `written` has not confirmed."""
+        accounts = self._accounts.items()
+        return LedgerChanges(
+            {key: account.period for key, account in accounts if account.is_new},
+            {key: {subject: account.uses[subject] for subject in account.changed} for key, account in accounts},
+            {
+                key: {subject: account.extras.get(subject, ()) for subject in account.changed_extras}
+                for key, account in accounts
+            },
+        )
+
+    def written(self) -> None:
+        """The changes are in the database."""
+        for account in self._accounts.values():
+            account.is_new, account.changed, account.changed_extras = False, set(), set()
+
+    def matching(self, network: str, subject: Subject, every: Every | None) -> list[AccountKey]:
+        """The budgets of a network that subject has, with periods of that length; None: of any."""
+        per = Per.NETWORK if subject is None else Per.CLIENT
+        return [
+            account.key
+            for account in self._by_network.get(network, ())
+            if account.budget.per is per and every in (None, account.budget.every)
+        ]
+
+    def add(self, key: AccountKey, subject: Subject, extra: Extra, at: float) -> None:
+        """Add to a budget of a subject."""
+        account = self._accounts[key]
+        extras = (*account.extras.get(subject, ()), extra)
+        self._set(account, subject, account.uses.get(subject, Use()), extras)
+        self._note_level(account, subject, at)
+        self._publish()
+
+    def set_used(self, key: AccountKey, subject: Subject, used: int, at: float) -> None:
+        """Set what a subject has used in the present period, whatever was counted."""
+        account = self._accounts[key]
+        self._set(account, subject, Use(used), account.extras.get(subject, ()))
+        self._note_level(account, subject, at)
+        self._publish()
+
+    def reset(self, network: str, every: Every | None, at: float) -> list[Begun]:
+        """Forget what was used of all budgets of a network; their present periods, as the clock says, begin again."""
+        begun = []
+        for account in self._by_network.get(network, ()):
+            if every in (None, account.budget.every):
+                account.period = period_at(account.budget.every, account.budget.starts, at, self._zone)
+                begun.append(Begun(account.key, account.budget, account.period, self._forget_uses(account)))
+        self._publish()
+        return begun
+
+    def uses(self, at: float) -> list[BudgetUse]:
+        """All budgets with what is used of them: those of a network, and those of the clients that have used any."""
+        return [
+            self._use(account, subject, at)
+            for account in self._accounts.values()
+            for subject in ([None] if account.budget.per is Per.NETWORK else [*account.uses])
+        ]
+
+    def _use(self, account: _Account, subject: Subject, at: float) -> BudgetUse:
+        use, extras = account.uses.get(subject, Use()), tuple(_held(account.extras.get(subject, ()), at))
+        left = max(account.budget.amount - use.used, 0) + sum(extra.left for extra in extras)
+        stages, _ = account.levels.get(subject, _NO_LEVEL)
+        return BudgetUse(account.network.name, account.budget, account.period, subject, use, extras, left, stages)

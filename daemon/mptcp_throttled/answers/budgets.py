@@ -1,0 +1,200 @@
+"""The answers about budgets, and what an operator asks for: whose budget, how much, until when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, tzinfo
+from typing import Final, NamedTuple
+
+from mptcp_throttle.config.schema import Config
+from mptcp_throttle.config.subnets import parse_address
+from mptcp_throttle.errors import UserError, shown
+from mptcp_throttle.model import Address, Every, RateKind
+from mptcp_throttle.rpc import Json
+from mptcp_throttle.units import VOLUME_SYNTAX, parse_volume
+from mptcp_throttled.accounting.accounts import Accounts
+from mptcp_throttled.accounting.ledger import Begun, BudgetUse, Ledger, Level
+from mptcp_throttled.accounting.ledger_rows import AccountKey, Extra
+from mptcp_throttled.vocabulary.budgets import Subject
+from mptcp_throttled.vocabulary.locator import Locators
+
+MAX_USES: Final = 1000
+"""How many budgets are in an answer."""
+
+_MAX_EXTRAS: Final = 16
+_MAX_UNTIL_SECONDS: Final = 3650 * 86400.0
+
+
+class Owner(NamedTuple):
+    """Whose budgets are meant: those of a network, or of a client, `subject`, in some networks."""
+
+    name: str
+    networks: tuple[str, ...]
+    subject: Subject
+
+
+def requested_owner(name: Json, config: Config) -> Owner:
+    """A network by its name, or a client by one of its addresses. Raises UserError with what is allowed."""
+    if name in [network.name for network in config.networks]:
+        return Owner(name, (name,), None)
+    allowed = f"{', '.join(network.name for network in config.networks)}, or an address"
+    try:
+        address = parse_address(name if isinstance(name, str) else "")
+    except ValueError as error:
+        raise UserError(f"{shown(name)}: no such network and no address; allowed: {allowed}") from error
+    located = {
+        network.name: locate.prefix(address)
+        for locate in Locators(config.networks, config.proxies).each
+        if (network := locate(address)) is not None
+    }
+    firsts: set[Address] = set(located.values())
+    if len(firsts) != 1:
+        problem = "is in no access network" if not firsts else "is of several clients, in networks with other prefixes"
+        raise UserError(f"{address}: {problem}; allowed: {allowed} of a client")
+    return Owner(name, tuple(located), firsts.pop())
+
+
+def requested_every(every: Json) -> Every | None:
+    """The periods of the budgets that are meant; None: of any length. Raises UserError with what is allowed."""
+    if every is None or every in list(Every):
+        return None if every is None else Every(every)
+    raise UserError(f"every: {shown(every)}: allowed: {', '.join(Every)}, or null")
+
+
+def requested_volume(amount: Json, *, or_nothing: bool = False) -> int:
+    """A number of bytes. Raises UserError with what is allowed."""
+    if or_nothing and amount == "0":
+        return 0
+    try:
+        return parse_volume(amount if isinstance(amount, str) else "")
+    except ValueError as error:
+        zero = "; or 0" if or_nothing else ""
+        raise UserError(f"amount: {shown(amount)}: is no volume; allowed: {VOLUME_SYNTAX}{zero}") from error
+
+
+def requested_until(until: Json, zone: tzinfo | None, now: float) -> float | None:
+    """A date, or a date and a time, in seconds since the epoch; null: None. Raises UserError with what is allowed."""
+    if until is None:
+        return None
+    allowed = "allowed: a date, or a date and a time, such as 2026-12-31 or 2026-12-31T18:00, within ten years"
+    try:
+        local = datetime.fromisoformat(until)
+        at = local.replace(tzinfo=zone if local.tzinfo is None else local.tzinfo).timestamp()
+    except (TypeError, ValueError, OverflowError, OSError) as error:
+        raise UserError(f"until: {shown(until)}: is no date; {allowed}") from error
+    if not now < at < now + _MAX_UNTIL_SECONDS:
+        raise UserError(f"until: {shown(until)}: is over, or too far away; {allowed}")
+    return at
+
+
+def add(accounts: Accounts, owner: Owner, every: Every | None, extra: Extra) -> None:
+    """Add to the one budget that is meant. Raises UserError if it is none or several, or cannot be written."""
+
+    def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
+        key = _only(ledger, owner, every)
+        present = next((use.extras for use in ledger.uses(at) if _is_of(use, key, owner.subject)), ())
+        if len(present) >= _MAX_EXTRAS:
+            raise UserError(f"{owner.name}: has {len(present)} additions that are not used; allowed: {_MAX_EXTRAS}")
+        ledger.add(key, owner.subject, extra, at)
+        return ()
+
+    _change(accounts, change)
+
+
+def set_used(accounts: Accounts, owner: Owner, every: Every | None, used: int) -> None:
+    """Set what is used of the one budget that is meant. Raises UserError as `add` does."""
+
+    def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
+        ledger.set_used(_only(ledger, owner, every), owner.subject, used, at)
+        return ()
+
+    _change(accounts, change)
+
+
+def reset(accounts: Accounts, owner: Owner, every: Every | None) -> None:
+    """Begin the budgets of a network again, those of all its clients too, or those of a client.
+
+    Raises UserError if there are none, or if that cannot be written.
+    """
+
+    def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
+        if owner.subject is None:
+            begun = [each for network in owner.networks for each in ledger.reset(network, every, at)]
+            if not begun:
+                raise UserError(_none(owner, every))
+            return begun
+        keys = _matching(ledger, owner, every)
+        if not keys:
+            raise UserError(_none(owner, every))
+        for key in keys:
+            ledger.set_used(key, owner.subject, 0, at)
+        return ()
+
+    _change(accounts, change)
+
+
+def describe(uses: Iterable[BudgetUse], owner: Owner | None) -> Json:
+    """The answer to `budgets`: those of `owner`, None: all, those first of which most is used."""
+    chosen = [use for use in uses if owner is None or _is_owned(use, owner)]
+    chosen.sort(key=lambda use: (-use.use.used / use.budget.amount, use.network, str(use.subject)))
+    return {
+        "budgets": [_describe(use) for use in chosen[:MAX_USES]],
+        "omitted": max(len(chosen) - MAX_USES, 0),
+    }
+
+
+def _describe(use: BudgetUse) -> Json:
+    budget = use.budget
+    present = budget.stages[: use.spent_stages]
+    allowed: dict[RateKind, Json] = {}
+    for stage in present:
+        for kind, rate in stage.rates.items():
+            allowed[kind] = str(rate)
+    return {
+        "network": use.network,
+        "client": None if use.subject is None else str(use.subject),
+        "per": budget.per,
+        "direction": budget.counting,
+        "every": budget.every,
+        "amount": budget.amount,
+        "used": use.use.used,
+        "used_without_mptcp": use.use.other,
+        "left": use.left,
+        "added": [{"amount": extra.amount, "left": extra.left, "until": extra.until} for extra in use.extras],
+        "period": {"start": use.period.start, "end": use.period.end},
+        "stages_reached": use.spent_stages,
+        "allowed": {str(kind): rate for kind, rate in allowed.items()},
+    }
+
+
+def _change(accounts: Accounts, change: Callable[[Ledger, float], Sequence[Level | Begun]]) -> None:
+    if not accounts.change_budgets(change):
+        raise UserError("is in force, but could not be written, and a restart may forget it: see the log")
+
+
+def _is_owned(use: BudgetUse, owner: Owner) -> bool:
+    return use.network in owner.networks and owner.subject in (None, use.subject)
+
+
+def _is_of(use: BudgetUse, key: AccountKey, subject: Subject) -> bool:
+    return (use.network, use.budget.key, use.subject) == (*key, subject)
+
+
+def _matching(ledger: Ledger, owner: Owner, every: Every | None) -> list[AccountKey]:
+    return [key for network in owner.networks for key in ledger.matching(network, owner.subject, every)]
+
+
+def _only(ledger: Ledger, owner: Owner, every: Every | None) -> AccountKey:
+    keys = _matching(ledger, owner, every)
+    if not keys:
+        raise UserError(_none(owner, every))
+    if len(keys) > 1:
+        texts = ", ".join(f"{key.network} ({key.budget})" for key in keys)
+        raise UserError(f"{owner.name}: has several budgets: {texts}; allowed: one, chosen by its period")
+    return keys[0]
+
+
+def _none(owner: Owner, every: Every | None) -> str:
+    of_client = "its clients have" if owner.subject is None else "it has"
+    kind = "" if every is None else f" for each {every}"
+    return f"{owner.name}: {of_client} no budget{kind} of that kind; allowed: those that `budgets` shows"

@@ -1,0 +1,52 @@
+"""Budgets: the stages that a network or a client has reached narrow its rates until the next period begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mptcp_throttle.units import format_share, format_volume
+from mptcp_throttled.vocabulary.terms import UNLIMITED, RuleName, Term
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mptcp_throttle.model import RateKind
+    from mptcp_throttle.units import Rate
+    from mptcp_throttled.vocabulary.budgets import Reached
+    from mptcp_throttled.vocabulary.terms import RuleInput, Terms
+
+
+def apply(terms: Terms, given: RuleInput) -> Terms:
+    """The terms with each rate that is more than a reached stage allows in place of that.
+
+    In a window that does not count, no rate is narrowed.
+    """
+    of_network = given.facts.spent.get(given.network.name, {})
+    subjects = (None,) if given.client is None else (None, given.client)
+    offset, (window, change) = given.facts.wall_clock.offset, given.present
+    is_free = window is not None and not window.counts
+    narrowed = dict(terms)
+    for reached in (each for subject in subjects for each in of_network.get(subject, ())):
+        end = None if reached.until is None else reached.until - offset
+        if end is not None and end <= given.now:
+            continue
+        until = min((at for at in (end, change) if at is not None), default=None)
+        for kind, rate in _rates(reached):
+            term = narrowed.get(kind, UNLIMITED)
+            if not is_free and (term.rate is None or rate < term.rate):
+                narrowed[kind] = Term(rate, _reason(reached), until, RuleName.BUDGET)
+            elif until is not None and (term.next_change is None or until < term.next_change):
+                narrowed[kind] = replace(term, next_change=until)
+    return narrowed
+
+
+def _rates(reached: Reached) -> Iterator[tuple[RateKind, Rate]]:
+    for stage in reached.stages:
+        yield from stage.rates.items()
+
+
+def _reason(reached: Reached) -> str:
+    budget, at = reached.budget, reached.stages[-1].at
+    used = "is used" if at == 1 else f"is used to {format_share(at)}"
+    return f"budget of {format_volume(budget.amount)} per {budget.every} {used}"

@@ -1,0 +1,39 @@
+"""The options of `mptcp-throttle budget`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from mptcp_throttle.model import Every
+from mptcp_throttle.units import VOLUME_SYNTAX
+
+HELP: Final = "change what is used of a budget, or add to it"
+OWNER: Final = "NETWORK|ADDRESS"
+OWNER_HELP: Final = "an access network, or the address of a client"
+
+PARAMETERS: Final = {
+    "add": ("name", "amount", "until", "every"),
+    "reset": ("name", "every"),
+    "set-used": ("name", "amount", "every"),
+}
+"""Of each command, what the daemon is asked with."""
+
+_TEXTS: Final = {
+    "add": "add to a budget; what is added is used first",
+    "reset": "begin the budgets of a network, with those of its clients, or of a client again, with nothing used",
+    "set-used": "say how much of a budget is used, such as what the bill of the carrier says",
+}
+
+
+def add_to(budget: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    """Add the commands."""
+    commands = budget.add_subparsers(title="commands", dest="budget_command", required=True, metavar="COMMAND")
+    for name, parameters in PARAMETERS.items():
+        command = commands.add_parser(name, parents=[common], help=_TEXTS[name], description=_TEXTS[name])
+        command.add_argument("name", metavar=OWNER, help=OWNER_HELP)
+        if "amount" in parameters:
+            command.add_argument("amount", metavar="AMOUNT", help=VOLUME_SYNTAX)
+        if "until" in parameters:
+            command.add_argument("--until", metavar="DATE", help="when the rest is lost, such as 2026-12-31T18:00")
+        command.add_argument("--every", choices=list(map(str, Every)), help="only the budget with such periods")

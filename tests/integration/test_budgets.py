@@ -1,0 +1,163 @@
+"""Budgets: what is counted, what a spent budget does to running transfers, and what survives the daemon's end."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from polling import eventually
+from proxy_world import EXECUTABLES, MEGABYTE, WITHOUT_CAP, Hosts, ProxyWorld, attended, receive_rates, serving, unique
+
+from mptcp_lab.services import Services
+from mptcp_lab.topology import ClientSpec, Topology
+from mptcp_throttle.model import AccessNetwork, Budget, Counting, Every, Per, RateKind, Stage
+from mptcp_throttle.units import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from mptcp_lab.process import Process
+    from mptcp_lab.topology import Client
+
+TOPOLOGY: Final = Topology(clients=(ClientSpec("one"), ClientSpec("two")))
+AMOUNT: Final = 6 * MEGABYTE
+CAP: Final = Rate(1_000_000)
+CAPPED: Final = Stage(1.0, {RateKind.CAP: CAP})
+BUDGET: Final = Budget(AMOUNT, Per.CLIENT, Counting.BOTH, Every.DAY, 0, 0.8, (CAPPED,))
+# No program keeps the clock of the hosts right on which tests run.
+DAEMON: Final = {"wait_for_clock": False}
+
+
+def with_budgets(*budgets: Budget) -> tuple[AccessNetwork, ...]:
+    """Wi-Fi, and Ethernet without a cap, but with these budgets."""
+    wifi, ethernet = WITHOUT_CAP
+    return wifi, replace(ethernet, budgets=budgets)
+
+
+def budgets(world: ProxyWorld) -> dict[str | None, dict[str, Any]]:
+    """The budgets by client, None being the network's."""
+    return {budget["client"]: budget for budget in world.services.cli_json("budgets")["budgets"]}
+
+
+def address(world: ProxyWorld, client: Client) -> str:
+    return str(client.address(world.lab.topology.ethernet, 4))
+
+
+def caps(world: ProxyWorld) -> dict[str, int | None]:
+    """The rates of the capped subflows, by address."""
+    return {subflow.client: subflow.rate for subflow in world.capped()}
+
+
+@pytest.fixture
+def world(hosts: Hosts) -> Iterator[ProxyWorld]:
+    with serving(hosts, with_budgets(BUDGET), DAEMON) as running:
+        yield running
+
+
+def test_running_download_is_slowed_when_the_budget_is_spent_and_freed_by_an_addition(world: ProxyWorld) -> None:
+    one, two = world.lab.clients.values()
+    first, second = address(world, one), address(world, two)
+    world.download(client=one)
+    world.wait_settled()
+    spent = budgets(world)[first]
+    # Ethernet carries 1.25 MB/s; the daemon looks at the sockets every 0.4 s, and more often near the end.
+    assert AMOUNT <= spent["used"] < AMOUNT + MEGABYTE
+    assert (spent["left"], spent["stages_reached"], spent["allowed"]) == (0, 1, {"cap": "1mbit"})
+    assert receive_rates(one, 4)["eth0"] < 1.25e6
+    (subflow,) = world.capped()
+    assert subflow.reason == "wifi is live; cap: budget of 6 MB per day is used"
+    told = re.findall(r"budget (warning|stage 1 reached) (.* used)='(\S+) MB'", world.daemon.log_text())
+    of_client = f"network=ethernet budget='6 MB' per=client every=day client={first} used"
+    assert [(event, text) for event, text, _ in told] == [("warning", of_client), ("stage 1 reached", of_client)]
+    assert 4.8 <= float(told[0][2]) < 6 <= float(told[1][2])
+    explained = world.services.cli("explain", first, "ethernet").stdout
+    assert "cap: 1mbit (budget of 6 MB per day is used, until 00:00); otherwise none" in explained
+    world.download(client=two)
+    eventually(lambda: budgets(world).get(second, {"used": 0})["used"] > MEGABYTE, "the other client's own budget")
+    assert caps(world) == {first: CAP.bits_per_second}
+
+    answer = world.services.cli_json("budget", "add", first, "1GB")
+    (added,) = answer["budgets"]
+    assert added["left"] > 0.9e9
+    eventually(lambda: first not in caps(world), "freed")
+    eventually(lambda: receive_rates(one, 1)["eth0"] > 3e6, "Ethernet beyond the cap")
+
+
+def test_tcp_without_mptcp_counts_and_is_not_throttled(hosts: Hosts) -> None:
+    stage = Stage(1.0, {RateKind.LIMIT: CAP})
+    with serving(hosts, with_budgets(replace(BUDGET, per=Per.NETWORK, stages=(stage,))), DAEMON) as world:
+        size = 8 * MEGABYTE
+        world.download(size, mptcp=False).wait()
+        eventually(lambda: budgets(world)[None]["used"] > size, "all of it counted")
+        spent = budgets(world)[None]
+        # With headers, acknowledgments, and what was sent again.
+        assert spent["used"] == spent["used_without_mptcp"] < 1.3 * size
+        assert spent["stages_reached"] == 1
+        world.download()
+        subflows = world.services.subflows
+        eventually(lambda: [each.rate for each in subflows() if each.kind == "limit"] == [CAP.bits_per_second], "limit")
+
+
+def test_killed_daemon_counts_nothing_twice_and_keeps_what_is_spent(world: ProxyWorld) -> None:
+    one, *_ = world.lab.clients.values()
+    first = address(world, one)
+    world.download(client=one)
+    world.wait_settled()
+    world.services.cli("budget", "set-used", first, "100MB")
+    for _ in range(5):
+        world.daemon.kill()
+        world.start_daemon()
+        assert caps(world) == {first: CAP.bits_per_second}
+    used = budgets(world)[first]["used"]
+    assert 100 * MEGABYTE <= used < 110 * MEGABYTE
+    world.services.cli("budget", "reset", first)
+    eventually(lambda: first not in caps(world), "freed")
+
+
+# The program's wall clock is as many seconds ahead as the file says.
+RUN: Final = """
+import importlib, pathlib, sys, time
+ahead, module, *arguments = sys.argv[1:]
+real = time.time
+time.time = lambda: real() + float(pathlib.Path(ahead).read_text())
+sys.exit(importlib.import_module(module).main(arguments))
+"""
+
+
+class ServicesWithClock(Services):
+    """The services, of which the daemon has a wall clock of its own."""
+
+    @property
+    def ahead(self) -> Path:
+        """How many seconds it is ahead."""
+        return self.directory / "ahead"
+
+    def _start(self, name: str) -> Process:
+        if name != "mptcp-throttled":
+            return super()._start(name)
+        return self._run(name, EXECUTABLES / "python", "-c", RUN, self.ahead, "mptcp_throttled.main")
+
+
+def test_new_period_frees_a_running_download_and_none_begins_twice(hosts: Hosts) -> None:
+    networks = with_budgets(replace(BUDGET, amount=3 * MEGABYTE))
+    services = ServicesWithClock(hosts.lab.proxy, networks, name=unique("clock"), daemon=DAEMON)
+    services.ahead.write_text("0")
+    with attended(hosts, services) as world, services:
+        one, *_ = world.lab.clients.values()
+        first = address(world, one)
+        world.download(client=one)
+        world.wait_settled()
+        before = budgets(world)[first]
+        services.ahead.write_text("86400")
+        eventually(lambda: not caps(world), "freed")
+        eventually(lambda: caps(world) == {first: CAP.bits_per_second}, "spent again", within=20)
+        services.ahead.write_text("0")
+        eventually(lambda: budgets(world)[first]["used"] > 3.1 * MEGABYTE, "more used")
+        again = budgets(world)[first]
+        assert again["period"]["start"] == before["period"]["end"]
+        assert caps(world) == {first: CAP.bits_per_second}
+        assert world.daemon.log_text().count("budget begins again network=ethernet") == 1
