@@ -330,7 +330,7 @@ class Budget:
 
     `per` is NETWORK or CLIENT. A week starts on the weekday `starts` (0 is Monday), a month on that day, or on its last
     if it has fewer. `warn_at` is the used fraction from which the operator is warned; None: he is not. The `stages` are
-    in the order of their fractions.
+    in the order of their fractions. With `rollover`, what is not used of a period is added to the next one.
     """
 
     amount: int
@@ -340,6 +340,7 @@ class Budget:
     starts: int
     warn_at: float | None
     stages: tuple[Stage, ...]
+    rollover: bool = False
 
     @property
     def key(self) -> str:

@@ -9,6 +9,7 @@ from mptcp_throttle.model import Every
 from mptcp_throttle.units import VOLUME_SYNTAX
 
 HELP: Final = "change what is used of a budget, or add to it"
+JSON_HELP: Final = "print JSON instead of tables"
 OWNER: Final = "NETWORK|ADDRESS"
 OWNER_HELP: Final = "an access network, or the address of a client"
 
@@ -26,14 +27,16 @@ _TEXTS: Final = {
 }
 
 
-def add_to(budget: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+def add_to(budget: argparse.ArgumentParser) -> None:
     """Add the commands."""
     commands = budget.add_subparsers(title="commands", dest="budget_command", required=True, metavar="COMMAND")
     for name, parameters in PARAMETERS.items():
-        command = commands.add_parser(name, parents=[common], help=_TEXTS[name], description=_TEXTS[name])
+        command = commands.add_parser(name, help=_TEXTS[name], description=_TEXTS[name])
         command.add_argument("name", metavar=OWNER, help=OWNER_HELP)
         if "amount" in parameters:
             command.add_argument("amount", metavar="AMOUNT", help=VOLUME_SYNTAX)
         if "until" in parameters:
             command.add_argument("--until", metavar="DATE", help="when the rest is lost, such as 2026-12-31T18:00")
+        # It may stand before the command, too: a default would undo it there.
+        command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=JSON_HELP)
         command.add_argument("--every", choices=list(map(str, Every)), help="only the budget with such periods")

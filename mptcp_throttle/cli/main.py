@@ -91,9 +91,7 @@ def parser() -> argparse.ArgumentParser:
     budgets = add("budgets", show_budgets, "show what is used of budgets")
     owner_help = f"{budget_arguments.OWNER_HELP}; default: all"
     budgets.add_argument("name", metavar=budget_arguments.OWNER, nargs="?", help=owner_help)
-    budget = commands.add_parser("budget", help=budget_arguments.HELP, description=budget_arguments.HELP)
-    budget.set_defaults(run=_budget)
-    budget_arguments.add_to(budget, common)
+    budget_arguments.add_to(add("budget", _budget, budget_arguments.HELP))
     add("plan", _command("plan", tables.show_plan), "show the planned kernel state as tc, nft and iptables commands")
     doctor = add("doctor", _doctor, "find what keeps the services from working, and say what to do")
     doctor.add_argument("--monitoring", action="store_true", help="print one line for Nagios, Icinga and others")

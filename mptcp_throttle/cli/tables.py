@@ -185,7 +185,7 @@ def _show_networks(console: Console, networks: Json) -> None:
             str(network["throttled_subflows"]),
             _mbps(network["sent_bps"]),
             _mbps(network["received_bps"]),
-            _size(network["totals"]["ip_sent_throttled"]),
+            format_volume(network["totals"]["ip_sent_throttled"]),
             _seconds(network["totals"]["held_back_ms"]),
             _subnets(network["subnets"], network["subnet_count"]),
         )
@@ -292,6 +292,8 @@ def show_explanation(data: Json) -> None:
             console.print(f"{network['name']}, {name}: {_explained_subflows(explained['subflows'])}", markup=False)
             for kind in _KINDS:
                 console.print(f"  {kind}: {_explained_rate(explained[kind])}", markup=False)
+        for budget in network["budgets"]:
+            console.print(f"  budget: {_explained_budget(budget)}", markup=False)
 
 
 def _explained_subflows(subflows: Json) -> str:
@@ -310,6 +312,13 @@ def _explained_rate(steps: Json) -> str:
     return f"{last['rate'] or 'none'} ({why}){otherwise}"
 
 
+def _explained_budget(budget: Json) -> str:
+    whose = "of this client" if budget["per"] == "client" else "of the network"
+    used = f"{format_volume(budget['used'])} of {format_volume(budget['amount'])}"
+    ends = time.strftime("%Y-%m-%d %H:%M", time.localtime(budget["period"]["end"]))
+    return f"{used} {whose} used ({_percent(budget['used'], budget['amount'])}), until {ends}"
+
+
 def _moment(at: float) -> str:
     """A past time, in seconds since the epoch: hours and minutes, with the date where these are ambiguous."""
     form = "%H:%M" if time.time() - at < _DAY_SECONDS else "%Y-%m-%d %H:%M"
@@ -325,8 +334,8 @@ def show_history(data: Json) -> None:
         sums.update({key: period[key] for key in _SUMS})
         table.add_row(
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(period["start"])),
-            _size(period["ip_sent"]),
-            _size(period["ip_received"]),
+            format_volume(period["ip_sent"]),
+            format_volume(period["ip_received"]),
             _mbps(8 * period["ip_sent"] / resolution),
             _mbps(8 * period["ip_received"] / resolution),
             _percent(period["ip_sent_throttled"], period["ip_sent"]),
@@ -339,8 +348,8 @@ def show_history(data: Json) -> None:
         console.print(f"no history of {data['kind']} {data['name']} in that time", markup=False)
         return
     console.print(table)
-    sent = f"{_size(sums['ip_sent'])} sent ({_size(sums['ip_sent_throttled'])} throttled)"
-    console.print(f"total IP bytes: {sent}, {_size(sums['ip_received'])} received")
+    sent = f"{format_volume(sums['ip_sent'])} sent ({format_volume(sums['ip_sent_throttled'])} throttled)"
+    console.print(f"total IP bytes: {sent}, {format_volume(sums['ip_received'])} received")
     console.print(f"total time held back: {_seconds(sums['held_back_ms'])}")
 
 
@@ -351,15 +360,6 @@ def write_history_csv(data: Json) -> None:
         writer = csv.DictWriter(sys.stdout, list(periods[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(periods)
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{count} B" if unit == "B" else f"{size:.2f} {unit}"
 
 
 def _seconds(milliseconds: int) -> str:
@@ -379,7 +379,8 @@ def show_budgets(data: Json) -> None:
     columns = ("network", "client", "used", "of", "", "left", "without MPTCP", "until", "now allowed at most")
     table = Table(*columns, box=None)
     for budget in data["budgets"]:
-        rates = (f"{kind} {rate}" for kind, rate in budget["allowed"].items())
+        uplink = {"uplink": "uplink "}
+        rates = (f"{uplink.get(each['direction'], '')}{each['kind']} {each['rate']}" for each in budget["allowed"])
         table.add_row(
             budget["network"],
             budget["client"] or ("all" if budget["per"] == "network" else ""),

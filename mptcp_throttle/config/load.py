@@ -390,7 +390,7 @@ def _budgets(file: YamlFile, network: AccessNetwork) -> Iterator[str]:
         place, parts = file.place("budgets", index), [stage.at for stage in budget.stages]
         if budget.per is Per.SUBFLOW:
             yield f"{file.place('budgets', index, 'per')}: subflow: allowed: network, client"
-        if budget.key in [other.key for other in network.budgets[:index]]:
+        if budget.key in [earlier.key for earlier in network.budgets[:index]]:
             yield f"{place}: has the per, direction and every of an earlier budget; allowed: one such budget"
         if parts != sorted(set(parts)):
             texts = ", ".join(map(format_share, parts))

@@ -398,6 +398,7 @@ class BudgetSection(Section):
     every: Annotated[Every, one_of(Every)] = Every.MONTH
     starts: Annotated[int | str, PlainValidator(_start)] | None = None
     warn_at: Annotated[float, parsed_by(parse_share, at_least="1%", or_null=True)] | None = 0.8
+    rollover: Flag = False
     then: Annotated[tuple[StageSection, ...], list_of("stages", _MAX_STAGES), BeforeValidator(_as_list)]
 
     @property
@@ -406,7 +407,7 @@ class BudgetSection(Section):
         starts = self.starts if isinstance(self.starts, int) else WEEKDAYS.index(self.starts or WEEKDAYS[0])
         starts = 1 if self.every is Every.MONTH and self.starts is None else starts
         stages = tuple(section.stage for section in self.then)
-        return Budget(self.amount, self.per, self.direction, self.every, starts, self.warn_at, stages)
+        return Budget(self.amount, self.per, self.direction, self.every, starts, self.warn_at, stages, self.rollover)
 
 
 class HealthSection(Section):

@@ -58,7 +58,7 @@ def world(hosts: Hosts) -> Iterator[ProxyWorld]:
         yield running
 
 
-def test_running_download_is_slowed_when_the_budget_is_spent_and_freed_by_an_addition(world: ProxyWorld) -> None:
+def test_running_download_is_slowed_by_a_spent_budget_until_more_is_added(world: ProxyWorld) -> None:
     one, two = world.lab.clients.values()
     first, second = address(world, one), address(world, two)
     world.download(client=one)

@@ -30,7 +30,7 @@ def test_periods_and_their_sums_have_what_was_throttled_and_held_back(capsys: py
         at = head.index(column)
         assert [row[at:].split("  ")[0] for row in (first, second)] == list(values)
     assert sums == [
-        "total IP bytes: 1.00 MB sent (250.00 kB throttled), 2.00 kB received",
+        "total IP bytes: 1 MB sent (250 kB throttled), 2 kB received",
         "total time held back: 1.3 s",
     ]
 

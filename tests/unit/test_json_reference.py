@@ -6,14 +6,15 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from inspect import signature
 from io import StringIO
 from pathlib import Path
 from typing import Final
 
 import pytest
-from examples import connection, ends, subflow
+from examples import ETHERNET, WIFI, connection, ends, subflow
 from loops import LoopOnModels
 from setup_facts import HOST
 from worlds import configuration
@@ -24,12 +25,14 @@ from mptcp_throttle.cli import doctor, main, parser, setup_commands
 from mptcp_throttle.cli.doctor import service_checks
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.features import FeatureName
-from mptcp_throttle.model import Token
+from mptcp_throttle.model import Budget, Counting, Every, Per, RateKind, Stage, Token
 from mptcp_throttle.rpc import Json, RpcServer
 from mptcp_throttle.rpc.wire import encode_connection
-from mptcp_throttled.accounting.accounts import NetworkAccounts
+from mptcp_throttle.units import Rate
+from mptcp_throttled.accounting.accounts import Accounts, NetworkAccounts
 from mptcp_throttled.accounting.control_group import ComparedGroups, GroupSums
 from mptcp_throttled.accounting.history import Account, History, Kind
+from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.inbox import Inbox, Message
@@ -50,9 +53,13 @@ CONNECTIONS: Final = (
 COMMANDS: Final = {
     "status": ["status"],
     "connections": ["connections"],
+    "budget add": ["budget", "add", "10.1.0.1", "1GB", "--until", "2030-01-01"],
+    "budget set-used": ["budget", "set-used", "10.1.0.1", "5GB"],
     "explain": ["explain", "10.1.0.1"],
     "top": ["top"],
     "history": ["history", "wifi"],
+    "budgets": ["budgets"],
+    "budget reset": ["budget", "reset", "ethernet"],
     "plan": ["plan"],
     "doctor": ["doctor"],
     "check-config": ["check-config"],
@@ -67,6 +74,11 @@ COMMANDS: Final = {
     "setup networks": ["setup", "networks", "--for", "1ms"],
 }
 """Each command with `--json`, by the name of its document."""
+
+BUDGET: Final = Budget(
+    10**9, Per.CLIENT, Counting.BOTH, Every.MONTH, 1, 0.8, (Stage(1.0, {RateKind.CAP: Rate.parse("256kbit")}),)
+)
+NETWORKS: Final = (WIFI, replace(ETHERNET, budgets=(BUDGET,)))
 
 
 def described_keys() -> dict[str, dict[str, str]]:
@@ -121,13 +133,16 @@ def compared_groups() -> ComparedGroups:
 
 
 def api_on_models(directory: Path) -> Api:
-    running = LoopOnModels(directory)
+    running = LoopOnModels(directory, NETWORKS)
     running.show(*CONNECTIONS)
     history, now = History(directory / "history.sqlite", "boot"), Clock().time()
     history.add(now, [(Account(Kind.NETWORK, "wifi"), Traffic(sent=1))])
     history.flush(now, 0.0, {})
-    config, recent = RunningConfig(configuration(), now), running.loop.recent_decisions
-    return Api(config, DirectInbox(running), lambda: view_of(running), history, recent, configuration)
+    accounts = Accounts(history, Ledger({}, lambda: True), Clock())
+    accounts.look({}, running.loop.snapshot, {})
+    config, recent = RunningConfig(configuration(NETWORKS), now), running.loop.recent_decisions
+    inbox, load = DirectInbox(running), partial(configuration, NETWORKS)
+    return Api(config, inbox, lambda: view_of(running), history, accounts, recent, load)
 
 
 @contextmanager
@@ -265,7 +280,8 @@ def test_each_object_has_the_keys_and_types_that_are_described(documents: Mappin
     comparison = Comparison()
     for name, document in documents.items():
         found = {key: value for key, value in document.items() if key != "format"}
-        heading = "network" if name.startswith(("set-rate", "reset-rate")) else name
+        headings = {"set-rate": "network", "reset-rate": "network", "budget": "budgets"}
+        heading = headings.get(name.split(" ")[0], name)
         comparison.of_object(with_complete_networks(found) if name == "top" else found, (heading, ""))
     of_counters(comparison)
     assert comparison.seen == {(heading, path) for heading, paths in KEYS.items() for path in paths}
@@ -278,7 +294,7 @@ def test_each_document_has_its_format(documents: Mapping[str, Json]) -> None:
 def test_each_command_has_its_document() -> None:
     (commands,) = (action.choices for action in parser()._actions if action.dest == "command")
     assert commands is not None
-    assert {*commands} == {name for name in COMMANDS if " " not in name}
+    assert {*commands} == {name.split(" ")[0] for name in COMMANDS}
 
 
 def test_features_are_described() -> None:

@@ -10,5 +10,13 @@ from mptcp_throttled.observing.observer import pause_after
 
 @pytest.mark.parametrize(("used", "pause"), [(0.0, 1.0), (0.01, 1.0), (0.03, 3.0), (0.05, 5.0), (2.0, 5.0)])
 def test_pause_after_an_observation_follows_from_its_cost(used: float, pause: float) -> None:
-    assert pause_after(used) == pytest.approx(pause)
+    assert pause_after(used, None) == pytest.approx(pause)
     assert pause <= FLUSH_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("used", "next_stage", "pause"),
+    [(0.0, 60.0, 0.4), (0.0, 0.2, 0.2), (0.0, 0.0, 0.05), (0.03, 60.0, 3.0), (0.03, 1.0, 1.0), (0.3, 0.0, 0.3)],
+)
+def test_pause_is_shorter_when_a_stage_of_a_budget_is_near(used: float, next_stage: float, pause: float) -> None:
+    assert pause_after(used, next_stage) == pytest.approx(pause)

@@ -327,7 +327,7 @@ def test_subnets_of_all_proxies_count_for_each(tmp_path: Path) -> None:
     assert load_config(write_config(tmp_path, proxies(3), lte=text))
 
 
-UNKNOWN = "unknown key; allowed: cap, client_prefix, healthy, limit, name, per, "
+UNKNOWN = "unknown key; allowed: budgets, cap, client_prefix, healthy, limit, name, per, "
 PREFERENCE = "allowed: a whole number from 1 to 1000"
 
 
@@ -576,7 +576,10 @@ WINDOW = "{when: 'Mon 08:00-18:00', cap: 512kbit}"
     ("windows", "line"),
     [
         ("[{cap: 1mbit}]", "schedule[0].when: is required"),
-        (f"[{WINDOW}, {{when: Tue}}]", "schedule[1].when: Tue: has no rate; allowed: cap, limit and uplink beside it"),
+        (
+            f"[{WINDOW}, {{when: Tue}}]",
+            "schedule[1].when: Tue: has no rate; allowed: cap, limit and uplink beside it, or",
+        ),
         (
             "[{when: '00:00-24:00', cap: null}, {when: Tue, cap: 1mbit}]",
             "schedule[1].when: Tue: never counts, as earlier windows always do; allowed: another order, or without it",
@@ -595,7 +598,10 @@ WINDOW = "{when: 'Mon 08:00-18:00', cap: 512kbit}"
         (f"[{{when: '{'Mon,' * 20}', cap: 1mbit}}]", "schedule[0].when: 'Mon,Mon,"),
         ('[{when: "Mon\\n08:00-18:00", cap: 1mbit}]', "schedule[0].when: 'Mon\\n08:00-18:00': allowed: days or dates"),
         ("[{when: Mon, uplink: {cap: none}}]", "schedule[0].uplink.cap: 'none': is not a rate; allowed: "),
-        ("[{when: Mon, colour: red}]", "schedule[0].colour: 'red': unknown key; allowed: cap, limit, uplink, when"),
+        (
+            "[{when: Mon, colour: red}]",
+            "schedule[0].colour: 'red': unknown key; allowed: cap, counts, limit, uplink, when",
+        ),
         (WINDOW, "schedule: "),
     ],
 )
@@ -636,3 +642,73 @@ def test_proxies_are_in_one_network_namespace(tmp_path: Path) -> None:
     assert refusals == [
         "service.yaml:1: proxies.b.namespace: null: is not that of proxy a; allowed: the same for all proxies"
     ]
+
+
+THEN = "then: {cap: 256kbit}"
+
+
+@pytest.mark.parametrize(
+    ("budgets", "line"),
+    [
+        (f"[{{{THEN}}}]", "budgets[0].amount: is required"),
+        ("[{amount: 5GB}]", "budgets[0].then: is required"),
+        (f"[{{amount: 5, {THEN}}}]", "budgets[0].amount: 5: is not a volume; allowed: a number with kB, MB, GB or TB"),
+        (f"[{{amount: 5kB, {THEN}}}]", "budgets[0].amount: '5kB': is not a usable volume; allowed: "),
+        (f"[{{amount: 9999TB, {THEN}}}]", "budgets[0].amount: '9999TB': is not a usable volume; allowed: "),
+        (f"[{{amount: 5GB, per: subflow, {THEN}}}]", "budgets[0].per: subflow: allowed: network, client"),
+        (f"[{{amount: 5GB, direction: sum, {THEN}}}]", "budgets[0].direction: 'sum': allowed: down, up, both"),
+        (f"[{{amount: 5GB, every: year, {THEN}}}]", "budgets[0].every: 'year': allowed: day, week, month"),
+        (f"[{{amount: 5GB, starts: 32, {THEN}}}]", "budgets[0].starts: 32: allowed: a day of the month from 1 to 31"),
+        (
+            f"[{{amount: 5GB, starts: Mon, {THEN}}}]",
+            "budgets[0].starts: Mon: does not fit every: month; allowed: null, or a number from 1 to 31",
+        ),
+        (
+            f"[{{amount: 5GB, every: week, starts: 3, {THEN}}}]",
+            "budgets[0].starts: 3: does not fit every: week; allowed: null, or one of Mon, Tue, Wed, Thu, Fri, ",
+        ),
+        (
+            f"[{{amount: 5GB, every: day, starts: 1, {THEN}}}]",
+            "budgets[0].starts: 1: does not fit every: day; allowed: null, as a day begins at midnight",
+        ),
+        (
+            f"[{{amount: 5GB, warn_at: 0.8, {THEN}}}]",
+            "budgets[0].warn_at: '0.8': is not a share; allowed: a number with %",
+        ),
+        ("[{amount: 5GB, then: {}}]", "budgets[0].then: has no rate; allowed: cap, limit and uplink in it"),
+        ("[{amount: 5GB, then: []}]", "budgets[0].then: "),
+        ("[{amount: 5GB, then: {at: 50%}}]", "budgets[0].then: has no rate; allowed: cap, limit and uplink in it"),
+        (
+            "[{amount: 5GB, then: {cap: 1mbit}}]",
+            "budgets[0].then.cap: 1mbit: is not less than the cap 1mbit of the network; allowed: less",
+        ),
+        (
+            "[{amount: 5GB, then: [{at: 50%, cap: 512kbit}, {at: 75%, cap: 2mbit}]}]",
+            "budgets[0].then[1].cap: 2mbit: is not less than the cap 1mbit of the network; allowed: less",
+        ),
+        (
+            "[{amount: 5GB, then: [{at: 75%, cap: 512kbit}, {at: 50%, cap: 256kbit}]}]",
+            "budgets[0].then: at 75%, 50%: allowed: each once, the lowest first",
+        ),
+        (
+            f"[{{amount: 5GB, {THEN}}}, {{amount: 9GB, {THEN}}}]",
+            "budgets[1]: has the per, direction and every of an earlier budget; allowed: one such budget",
+        ),
+        ("[{amount: 5GB, then: {rate: 1mbit}}]", "budgets[0].then: "),
+        ("5GB", "budgets: '5GB': allowed: a list of 0 to 8 budgets"),
+    ],
+)
+def test_budget_with_an_error_is_refused_in_one_line(tmp_path: Path, budgets: str, line: str) -> None:
+    (problem,) = problems(tmp_path, SERVICE, e=f"{ETHERNET}budgets: {budgets}\n", wifi=WIFI)
+    assert problem.startswith(f"networks.d/e.yaml:5: {line}")
+
+
+def test_budget_needs_the_sockets_of_the_proxy(tmp_path: Path) -> None:
+    service = f"{SERVICE}sniffer: {{kernel_view: false}}\n"
+    (problem,) = problems(tmp_path, service, e=f"{ETHERNET}budgets: [{{amount: 5GB, {THEN}}}]\n", wifi=WIFI)
+    assert problem.startswith("networks.d/e.yaml:5: budgets: needs sniffer.kernel_view: true")
+
+
+def test_cap_of_a_stage_never_applies_on_a_most_preferred_network(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, SERVICE, e=ETHERNET, wifi=f"{WIFI}budgets: [{{amount: 5GB, {THEN}}}]\n")
+    assert "budgets[0].then.cap: 256kbit: never applies on a most preferred network" in problem

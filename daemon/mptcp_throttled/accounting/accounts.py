@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttled.accounting.history import FLUSH_SECONDS, Account, History, Kind
-from mptcp_throttled.accounting.ledger import Begun, BudgetUse, Carried, Ledger, Level
+from mptcp_throttled.accounting.ledger import BudgetUse, Carried, Ledger
 from mptcp_throttled.accounting.meter import LiveSubflow, Meter, Metered
+from mptcp_throttled.vocabulary.budgets import Begun, Level
 from mptcp_throttled.vocabulary.clock import Clock
 from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.observation import SocketState

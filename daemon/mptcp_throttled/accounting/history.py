@@ -26,13 +26,13 @@ from mptcp_throttle.model import AccessNetwork
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.accounting import ledger_rows
 from mptcp_throttled.accounting.ledger_rows import (
-    AccountKey,
     LedgerChanges,
     StoredAccount,
     read_accounts,
     write_changes,
 )
 from mptcp_throttled.reporting.instruments import count_errors
+from mptcp_throttled.vocabulary.budgets import AccountKey
 from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
 

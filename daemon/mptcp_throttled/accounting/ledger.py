@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 from mptcp_throttle.model import AccessNetwork, Budget, Counting, Every, Per
 from mptcp_throttle.periods import Period, period_at
 from mptcp_throttle.schedule import window_at
-from mptcp_throttled.accounting.ledger_rows import AccountKey, Extra, LedgerChanges, StoredAccount, Use
-from mptcp_throttled.vocabulary.budgets import Reached, Spent, Subject
+from mptcp_throttled.accounting.ledger_rows import LedgerChanges, StoredAccount
+from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, Begun, Level, Reached, Spent, Subject, Use
 
 _NO_LEVEL: Final = (0, False)
 
@@ -36,49 +36,36 @@ class Carried(NamedTuple):
     is_mptcp: bool
 
 
-class Level(NamedTuple):
-    """A subject has used so much of a budget that the operator is warned, or that a stage begins.
-
-    `stages` is the number of the stages that are reached.
-    """
-
-    key: AccountKey
-    budget: Budget
-    subject: Subject
-    use: Use
-    stages: int
-
-
-class Begun(NamedTuple):
-    """A period of a budget has begun, or an operator has begun the present one again; `freed` subjects had a stage."""
-
-    key: AccountKey
-    budget: Budget
-    period: Period
-    freed: int
-
-
 @dataclass(slots=True)
 class _Account:
     """What is known of a budget.
 
     `levels` has how many stages a subject has reached, and whether the operator was warned. `changed` and
-    `changed_extras` are the subjects of which not all is written, nor is the period if it `is_new`.
+    `changed_additions` are the subjects of which not all is written, nor is the period if it `is_new`. `is_first`: no
+    period was before.
     """
 
     network: AccessNetwork
     budget: Budget
     period: Period
     uses: dict[Subject, Use] = field(default_factory=dict)
-    extras: dict[Subject, tuple[Extra, ...]] = field(default_factory=dict)
+    additions: dict[Subject, tuple[Addition, ...]] = field(default_factory=dict)
     levels: dict[Subject, tuple[int, bool]] = field(default_factory=dict)
     changed: set[Subject] = field(default_factory=set)
-    changed_extras: set[Subject] = field(default_factory=set)
+    changed_additions: set[Subject] = field(default_factory=set)
     is_new: bool = True
+    is_first: bool = True
 
     @property
     def key(self) -> AccountKey:
         return AccountKey(self.network.name, self.budget.key)
+
+    def additions_of(self, subject: Subject) -> tuple[Addition, ...]:
+        """What was added for a subject. One that has used nothing of the period before has all of that."""
+        amount = self.budget.amount
+        if self.budget.rollover and not self.is_first and subject not in self.uses and subject not in self.additions:
+            return (Addition(amount, amount, self.period.end),)
+        return self.additions.get(subject, ())
 
 
 class BudgetUse(NamedTuple):
@@ -89,14 +76,14 @@ class BudgetUse(NamedTuple):
     period: Period
     subject: Subject
     use: Use
-    extras: tuple[Extra, ...]
+    additions: tuple[Addition, ...]
     left: int
     spent_stages: int
 
 
-def used_fraction(budget: Budget, use: Use, extras: Iterable[Extra], at: float) -> float:
+def used_fraction(budget: Budget, use: Use, additions: Iterable[Addition], at: float) -> float:
     """Which part of a budget is used at a time, in seconds since the epoch. What was added and is left lowers it."""
-    return (use.used - sum(extra.left for extra in _held(extras, at))) / budget.amount
+    return (use.used - sum(addition.left for addition in _held(additions, at))) / budget.amount
 
 
 def reached_stages(budget: Budget, fraction: float) -> int:
@@ -104,19 +91,21 @@ def reached_stages(budget: Budget, fraction: float) -> int:
     return sum(fraction >= stage.at for stage in budget.stages)
 
 
-def charge(use: Use, extras: tuple[Extra, ...], amount: int, other: int, at: float) -> tuple[Use, tuple[Extra, ...]]:
-    """Use `amount` bytes, `other` of them without MPTCP: first of what was added, in the order in which it ends."""
-    left: list[Extra] = []
-    for extra in sorted(_held(extras, at), key=lambda each: (each.until is None, each.until or 0.0)):
-        part = min(extra.left, amount)
+def charge(
+    use: Use, additions: tuple[Addition, ...], amount: int, without_mptcp: int, at: float
+) -> tuple[Use, tuple[Addition, ...]]:
+    """Use `amount` bytes, `without_mptcp` of them so: first of what was added, in the order in which it ends."""
+    left: list[Addition] = []
+    for addition in sorted(_held(additions, at), key=lambda each: (each.until is None, each.until or 0.0)):
+        part = min(addition.left, amount)
         amount -= part
-        if extra.left > part:
-            left.append(extra._replace(left=extra.left - part))
-    return Use(use.used + amount, use.other + min(other, amount)), tuple(left)
+        if addition.left > part:
+            left.append(addition._replace(left=addition.left - part))
+    return Use(use.used + amount, use.without_mptcp + min(without_mptcp, amount)), tuple(left)
 
 
-def _held(extras: Iterable[Extra], at: float) -> Iterator[Extra]:
-    return (extra for extra in extras if extra.until is None or extra.until > at)
+def _held(additions: Iterable[Addition], at: float) -> Iterator[Addition]:
+    return (addition for addition in additions if addition.until is None or addition.until > at)
 
 
 def _counted(budget: Budget, carried: Carried) -> int:
@@ -175,7 +164,7 @@ class Ledger:
                 self._by_network.setdefault(network.name, []).append(account)
         for key, account in before.items():
             if key not in self._accounts:
-                self._stored[key] = StoredAccount(account.period, account.uses, account.extras)
+                self._stored[key] = StoredAccount(account.period, account.is_first, account.uses, account.additions)
         self._find_levels(at)
 
     def _account(
@@ -187,12 +176,13 @@ class Ledger:
         stored = self._stored.pop(key, None)
         if stored is None:
             return _Account(network, budget, period_at(budget.every, budget.starts, at, self._zone))
-        return _Account(network, budget, stored.period, dict(stored.uses), dict(stored.extras), is_new=False)
+        uses, additions = dict(stored.uses), dict(stored.additions)
+        return _Account(network, budget, stored.period, uses, additions, is_new=False, is_first=stored.is_first)
 
     def _find_levels(self, at: float) -> None:
         """Know the levels of all subjects, without telling the operator again of those that they have."""
         for account in self._accounts.values():
-            for subject in {*account.uses, *account.extras}:
+            for subject in {*account.uses, *account.additions}:
                 self._note_level(account, subject, at)
         self._publish()
 
@@ -209,7 +199,7 @@ class Ledger:
             told += self._note_level(account, subject, at)
             self._soon = min(self._soon, self._seconds_to_next_stage(account, subject, amount / max(seconds, 0.1), at))
         told += self._begin_periods(at)
-        self._drop_ended_extras(at)
+        self._drop_ended_additions(at)
         if self._is_stale:
             self._publish()
         return told
@@ -224,8 +214,8 @@ class Ledger:
                 if not amount:
                     continue
                 subject = each.client if account.budget.per is Per.CLIENT else None
-                other, extras = 0 if each.is_mptcp else amount, account.extras.get(subject, ())
-                use, left = charge(account.uses.get(subject, Use()), extras, amount, other, at)
+                without, additions = 0 if each.is_mptcp else amount, account.additions_of(subject)
+                use, left = charge(account.uses.get(subject, Use()), additions, amount, without, at)
                 self._set(account, subject, use, left)
                 key = account.key, subject
                 amounts[key] = amounts.get(key, 0) + amount
@@ -235,19 +225,19 @@ class Ledger:
         window = window_at(network.schedule, at, self._zone)
         return window is not None and not window.counts
 
-    def _set(self, account: _Account, subject: Subject, use: Use, extras: tuple[Extra, ...]) -> None:
+    def _set(self, account: _Account, subject: Subject, use: Use, additions: tuple[Addition, ...]) -> None:
         account.uses[subject] = use
         account.changed.add(subject)
-        if extras != account.extras.get(subject, ()):
-            account.changed_extras.add(subject)
-            if extras:
-                account.extras[subject] = extras
+        if additions != account.additions.get(subject, ()):
+            account.changed_additions.add(subject)
+            if additions:
+                account.additions[subject] = additions
             else:
-                del account.extras[subject]
+                del account.additions[subject]
 
     def _note_level(self, account: _Account, subject: Subject, at: float) -> list[Level]:
         budget, use = account.budget, account.uses.get(subject, Use())
-        fraction = used_fraction(budget, use, account.extras.get(subject, ()), at)
+        fraction = used_fraction(budget, use, account.additions_of(subject), at)
         is_warned = budget.warn_at is not None and fraction >= budget.warn_at
         before, level = account.levels.get(subject, _NO_LEVEL), (reached_stages(budget, fraction), is_warned)
         if level == before:
@@ -262,7 +252,7 @@ class Ledger:
     def _seconds_to_next_stage(self, account: _Account, subject: Subject, rate: float, at: float) -> float:
         """`rate` is in bytes/s."""
         budget = account.budget
-        fraction = used_fraction(budget, account.uses[subject], account.extras.get(subject, ()), at)
+        fraction = used_fraction(budget, account.uses[subject], account.additions_of(subject), at)
         ahead = min((stage.at for stage in budget.stages if stage.at > fraction), default=math.inf)
         return (ahead - fraction) * budget.amount / rate
 
@@ -275,10 +265,20 @@ class Ledger:
             if not is_synchronised or at < account.period.end:
                 continue
             present = period_at(account.budget.every, account.budget.starts, at, self._zone)
+            before, freed = account.uses, self._forget_uses(account)
             # Its `starts` may have changed.
-            account.period = Period(max(present.start, account.period.end), present.end)
-            begun.append(Begun(account.key, account.budget, account.period, self._forget_uses(account)))
+            account.period, account.is_first = Period(max(present.start, account.period.end), present.end), False
+            if account.budget.rollover:
+                self._roll_over(account, before)
+            begun.append(Begun(account.key, account.budget, account.period, freed))
         return begun
+
+    def _roll_over(self, account: _Account, uses: Mapping[Subject, Use]) -> None:
+        """Add what is not used of a period that has ended."""
+        for subject, use in uses.items():
+            left = account.budget.amount - use.used
+            added = (Addition(left, left, account.period.end),) if left > 0 else ()
+            self._set(account, subject, Use(), (*account.additions.get(subject, ()), *added))
 
     def _forget_uses(self, account: _Account) -> int:
         """Begin the account again; how many subjects had reached a stage."""
@@ -287,11 +287,11 @@ class Ledger:
         self._is_stale = True
         return freed
 
-    def _drop_ended_extras(self, at: float) -> None:
+    def _drop_ended_additions(self, at: float) -> None:
         for account in self._accounts.values():
-            for subject, extras in list(account.extras.items()):
-                held = tuple(_held(extras, at))
-                if held != extras:
+            for subject, additions in list(account.additions.items()):
+                held = tuple(_held(additions, at))
+                if held != additions:
                     self._set(account, subject, account.uses.get(subject, Use()), held)
                     self._note_level(account, subject, at)
 
@@ -316,10 +316,10 @@ class Ledger:
         """What `written` has not confirmed."""
         accounts = self._accounts.items()
         return LedgerChanges(
-            {key: account.period for key, account in accounts if account.is_new},
+            {key: (account.period, account.is_first) for key, account in accounts if account.is_new},
             {key: {subject: account.uses[subject] for subject in account.changed} for key, account in accounts},
             {
-                key: {subject: account.extras.get(subject, ()) for subject in account.changed_extras}
+                key: {subject: account.additions.get(subject, ()) for subject in account.changed_additions}
                 for key, account in accounts
             },
         )
@@ -327,7 +327,7 @@ class Ledger:
     def written(self) -> None:
         """The changes are in the database."""
         for account in self._accounts.values():
-            account.is_new, account.changed, account.changed_extras = False, set(), set()
+            account.is_new, account.changed, account.changed_additions = False, set(), set()
 
     def matching(self, network: str, subject: Subject, every: Every | None) -> list[AccountKey]:
         """The budgets of a network that subject has, with periods of that length; None: of any."""
@@ -338,18 +338,18 @@ class Ledger:
             if account.budget.per is per and every in (None, account.budget.every)
         ]
 
-    def add(self, key: AccountKey, subject: Subject, extra: Extra, at: float) -> None:
+    def add(self, key: AccountKey, subject: Subject, addition: Addition, at: float) -> None:
         """Add to a budget of a subject."""
         account = self._accounts[key]
-        extras = (*account.extras.get(subject, ()), extra)
-        self._set(account, subject, account.uses.get(subject, Use()), extras)
+        additions = (*account.additions_of(subject), addition)
+        self._set(account, subject, account.uses.get(subject, Use()), additions)
         self._note_level(account, subject, at)
         self._publish()
 
     def set_used(self, key: AccountKey, subject: Subject, used: int, at: float) -> None:
         """Set what a subject has used in the present period, whatever was counted."""
         account = self._accounts[key]
-        self._set(account, subject, Use(used), account.extras.get(subject, ()))
+        self._set(account, subject, Use(used), account.additions_of(subject))
         self._note_level(account, subject, at)
         self._publish()
 
@@ -372,7 +372,7 @@ class Ledger:
         ]
 
     def _use(self, account: _Account, subject: Subject, at: float) -> BudgetUse:
-        use, extras = account.uses.get(subject, Use()), tuple(_held(account.extras.get(subject, ()), at))
-        left = max(account.budget.amount - use.used, 0) + sum(extra.left for extra in extras)
+        use, additions = account.uses.get(subject, Use()), tuple(_held(account.additions_of(subject), at))
+        left = max(account.budget.amount - use.used, 0) + sum(addition.left for addition in additions)
         stages, _ = account.levels.get(subject, _NO_LEVEL)
-        return BudgetUse(account.network.name, account.budget, account.period, subject, use, extras, left, stages)
+        return BudgetUse(account.network.name, account.budget, account.period, subject, use, additions, left, stages)

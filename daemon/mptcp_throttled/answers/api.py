@@ -15,7 +15,6 @@ from mptcp_throttle.model import Every, FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.history import History, requested_accounts, resolution_for, together
-from mptcp_throttled.accounting.ledger_rows import Extra
 from mptcp_throttled.answers import budgets as of_budgets
 from mptcp_throttled.answers import status
 from mptcp_throttled.answers.busiest import IndexedClients, busiest, requested_order
@@ -41,6 +40,7 @@ from mptcp_throttled.control.requests import (
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.enforcing.diff import diff
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
+from mptcp_throttled.vocabulary.budgets import Addition
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
 from mptcp_throttled.vocabulary.operator import Pause
@@ -109,7 +109,8 @@ class Api:
 
     def explain(self, client: str, network: str | None = None) -> Json:
         """What a client, by one of its addresses, has on an access network, or on all, and which rules say so."""
-        return explain(self._view(), requested_address(client), network, self._config.config.proxies)
+        proxies, uses = self._config.config.proxies, self._accounts.budget_uses()
+        return explain(self._view(), requested_address(client), network, proxies, uses)
 
     def top(self, number: int, order: str, pattern: str) -> Json:
         """Of each access network, up to `number` clients with their busiest subflows.
@@ -147,7 +148,7 @@ class Api:
         """Add to the budget of a network or client; what is not used `until` then is lost. Answers as `budgets`."""
         owner, chosen, volume = *self._owner(name, every), of_budgets.requested_volume(amount)
         end = of_budgets.requested_until(until, self._config.config.time_zone, time.time())
-        of_budgets.add(self._accounts, owner, chosen, Extra(volume, volume, end))
+        of_budgets.add(self._accounts, owner, chosen, Addition(volume, volume, end))
         return self.budgets(name)
 
     def budget_reset(self, name: str, every: str | None = None) -> Json:

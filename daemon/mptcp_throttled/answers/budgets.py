@@ -9,19 +9,18 @@ from typing import Final, NamedTuple
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.errors import UserError, shown
-from mptcp_throttle.model import Address, Every, RateKind
+from mptcp_throttle.model import Address, Every
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import VOLUME_SYNTAX, parse_volume
 from mptcp_throttled.accounting.accounts import Accounts
-from mptcp_throttled.accounting.ledger import Begun, BudgetUse, Ledger, Level
-from mptcp_throttled.accounting.ledger_rows import AccountKey, Extra
-from mptcp_throttled.vocabulary.budgets import Subject
+from mptcp_throttled.accounting.ledger import BudgetUse, Ledger
+from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, Begun, Level, Subject
 from mptcp_throttled.vocabulary.locator import Locators
 
 MAX_USES: Final = 1000
 """How many budgets are in an answer."""
 
-_MAX_EXTRAS: Final = 16
+_MAX_ADDITIONS: Final = 16
 _MAX_UNTIL_SECONDS: Final = 3650 * 86400.0
 
 
@@ -87,15 +86,15 @@ def requested_until(until: Json, zone: tzinfo | None, now: float) -> float | Non
     return at
 
 
-def add(accounts: Accounts, owner: Owner, every: Every | None, extra: Extra) -> None:
+def add(accounts: Accounts, owner: Owner, every: Every | None, addition: Addition) -> None:
     """Add to the one budget that is meant. Raises UserError if it is none or several, or cannot be written."""
 
     def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
         key = _only(ledger, owner, every)
-        present = next((use.extras for use in ledger.uses(at) if _is_of(use, key, owner.subject)), ())
-        if len(present) >= _MAX_EXTRAS:
-            raise UserError(f"{owner.name}: has {len(present)} additions that are not used; allowed: {_MAX_EXTRAS}")
-        ledger.add(key, owner.subject, extra, at)
+        present = next((use.additions for use in ledger.uses(at) if _is_of(use, key, owner.subject)), ())
+        if len(present) >= _MAX_ADDITIONS:
+            raise UserError(f"{owner.name}: has {len(present)} additions that are not used; allowed: {_MAX_ADDITIONS}")
+        ledger.add(key, owner.subject, addition, at)
         return ()
 
     _change(accounts, change)
@@ -138,18 +137,16 @@ def describe(uses: Iterable[BudgetUse], owner: Owner | None) -> Json:
     chosen = [use for use in uses if owner is None or _is_owned(use, owner)]
     chosen.sort(key=lambda use: (-use.use.used / use.budget.amount, use.network, str(use.subject)))
     return {
-        "budgets": [_describe(use) for use in chosen[:MAX_USES]],
+        "budgets": [describe_use(use) for use in chosen[:MAX_USES]],
         "omitted": max(len(chosen) - MAX_USES, 0),
     }
 
 
-def _describe(use: BudgetUse) -> Json:
+def describe_use(use: BudgetUse) -> Json:
+    """A budget in the answer to `budgets`; bytes, and times in seconds since the epoch."""
     budget = use.budget
-    present = budget.stages[: use.spent_stages]
-    allowed: dict[RateKind, Json] = {}
-    for stage in present:
-        for kind, rate in stage.rates.items():
-            allowed[kind] = str(rate)
+    # A later stage has the lower rate, or none of that kind.
+    allowed = {kind: rate for stage in budget.stages[: use.spent_stages] for kind, rate in stage.rates.items()}
     return {
         "network": use.network,
         "client": None if use.subject is None else str(use.subject),
@@ -158,18 +155,22 @@ def _describe(use: BudgetUse) -> Json:
         "every": budget.every,
         "amount": budget.amount,
         "used": use.use.used,
-        "used_without_mptcp": use.use.other,
+        "used_without_mptcp": use.use.without_mptcp,
         "left": use.left,
-        "added": [{"amount": extra.amount, "left": extra.left, "until": extra.until} for extra in use.extras],
+        "added": [
+            {"amount": addition.amount, "left": addition.left, "until": addition.until} for addition in use.additions
+        ],
         "period": {"start": use.period.start, "end": use.period.end},
         "stages_reached": use.spent_stages,
-        "allowed": {str(kind): rate for kind, rate in allowed.items()},
+        "allowed": [
+            {"direction": kind.direction, "kind": kind.word, "rate": str(rate)} for kind, rate in allowed.items()
+        ],
     }
 
 
 def _change(accounts: Accounts, change: Callable[[Ledger, float], Sequence[Level | Begun]]) -> None:
     if not accounts.change_budgets(change):
-        raise UserError("is in force, but could not be written, and a restart may forget it: see the log")
+        raise UserError("is applied, but could not be written, and a restart may forget it: see the log")
 
 
 def _is_owned(use: BudgetUse, owner: Owner) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttle.rpc import Json
+from mptcp_throttled.accounting.ledger import BudgetUse
+from mptcp_throttled.answers.budgets import describe_use
 from mptcp_throttled.answers.status import describe_term
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.policy.terms import rule_input, steps
@@ -18,8 +20,16 @@ from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.terms import UNLIMITED, Terms
 
 
-def explain(view: View, client: Address, network: str | None, proxies: Proxies = ONE_PROXY) -> Json:
+def explain(
+    view: View,
+    client: Address,
+    network: str | None,
+    proxies: Proxies = ONE_PROXY,
+    uses: Collection[BudgetUse] = (),
+) -> Json:
     """What the client with this address has on `network`; None: on each network that it uses, or has an address in.
+
+    `uses` are all budgets.
 
     Raises UserError if there is no such network, or if the address is in none.
     """
@@ -39,7 +49,7 @@ def explain(view: View, client: Address, network: str | None, proxies: Proxies =
     return {
         "client": str(client),
         "paused": snapshot.operator.pause is not None,
-        "networks": [_of_network(view, each, client, by_network[each.name]) for each in chosen],
+        "networks": [_of_network(view, each, client, by_network[each.name], uses) for each in chosen],
     }
 
 
@@ -56,7 +66,9 @@ def _decisions_by_network(snapshot: Snapshot, client: Address, locators: Locator
     return by_network
 
 
-def _of_network(view: View, network: AccessNetwork, client: Address, decisions: Iterable[Decision]) -> Json:
+def _of_network(
+    view: View, network: AccessNetwork, client: Address, decisions: Iterable[Decision], uses: Iterable[BudgetUse]
+) -> Json:
     addresses = {network.client_prefix.first(decision.subflow.ends.client.address) for decision in decisions}
     asked = network.client_prefix.first(client)
     # Rates by hand are those of an address.
@@ -65,6 +77,7 @@ def _of_network(view: View, network: AccessNetwork, client: Address, decisions: 
     return {
         "name": network.name,
         **{direction: _of_direction(view, direction, decisions, made) for direction in Direction},
+        "budgets": [describe_use(use) for use in uses if use.network == network.name and use.subject in (None, first)],
     }
 
 

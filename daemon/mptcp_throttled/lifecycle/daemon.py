@@ -19,7 +19,7 @@ from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.boot import boot_identifier
 from mptcp_throttled.accounting.control_group import Comparison
 from mptcp_throttled.accounting.history import ClientSums, History
-from mptcp_throttled.accounting.ledger import Begun, Ledger, Level
+from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition, MetricsServer
@@ -37,6 +37,7 @@ from mptcp_throttled.lifecycle.cleanup import release_sockets
 from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.observing.observer import Observer
 from mptcp_throttled.reporting import eventlog
+from mptcp_throttled.vocabulary.budgets import Begun, Level
 from mptcp_throttled.vocabulary.clock import Clock, Now
 from mptcp_throttled.vocabulary.control_group import ControlGroup
 from mptcp_throttled.vocabulary.features import Feature

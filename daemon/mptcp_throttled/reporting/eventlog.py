@@ -11,8 +11,8 @@ from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.logs import about
 from mptcp_throttle.model import FourTuple, RateKind, format_token
 from mptcp_throttle.units import format_percentage, format_volume
-from mptcp_throttled.accounting.ledger import Begun, Level
 from mptcp_throttled.vocabulary.applied import Applied, UplinkStep
+from mptcp_throttled.vocabulary.budgets import Begun, Level
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import KEEPS_SENDING, MAX_ERRORS, Snapshot, Throttled, Transition

@@ -1,4 +1,4 @@
-"""Budgets as they are used: what the ledger tells the rules, and what an operator may change."""
+"""Budgets as they are used: what the ledger counts, and what it tells rules and the operator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mptcp_throttle.model import Address, Budget, Stage
+from mptcp_throttle.periods import Period
 
 Subject = Address | None
 """Whose budget it is: a client's, by the first address of its prefix; None: that of the whole network."""
@@ -24,3 +25,50 @@ class Reached(NamedTuple):
 
 Spent = Mapping[str, Mapping[Subject, tuple[Reached, ...]]]
 """By network, what has reached a stage."""
+
+
+class AccountKey(NamedTuple):
+    """A budget (`Budget.key`) of a network, by its name."""
+
+    network: str
+    budget: str
+
+
+class Use(NamedTuple):
+    """How many bytes of a budget are used, and how many of these by TCP without MPTCP, which cannot be throttled."""
+
+    used: int = 0
+    without_mptcp: int = 0
+
+
+class Addition(NamedTuple):
+    """What is left of `amount` bytes that were added to a budget; `until`, in seconds since the epoch, they hold.
+
+    None: until they are used.
+    """
+
+    amount: int
+    left: int
+    until: float | None
+
+
+class Level(NamedTuple):
+    """A subject has used so much of a budget that the operator is warned, or that a stage begins.
+
+    `stages` is the number of the stages that are reached.
+    """
+
+    key: AccountKey
+    budget: Budget
+    subject: Subject
+    use: Use
+    stages: int
+
+
+class Begun(NamedTuple):
+    """A period of a budget has begun, or an operator has begun the present one again; `freed` subjects had a stage."""
+
+    key: AccountKey
+    budget: Budget
+    period: Period
+    freed: int

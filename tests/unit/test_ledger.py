@@ -1,0 +1,263 @@
+"""The ledger of budgets: what is used, which stages are reached, and what periods, clocks and restarts do to that."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from ipaddress import ip_address
+from itertools import pairwise
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import pytest
+from examples import ETHERNET, WIFI
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mptcp_throttle.model import AccessNetwork, Budget, Counting, Every, Per, RateKind, Stage, Window
+from mptcp_throttle.units import Rate
+from mptcp_throttle.when import When
+from mptcp_throttled.accounting import ledger_rows
+from mptcp_throttled.accounting.ledger import BudgetUse, Carried, Ledger
+from mptcp_throttled.accounting.ledger_rows import read_accounts, write_changes
+from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, Begun, Level, Subject, Use
+
+BERLIN: Final = ZoneInfo("Europe/Berlin")
+ONE, TWO = ip_address("10.1.0.1"), ip_address("10.1.0.2")
+SLOWER: Final = Stage(0.75, {RateKind.CAP: Rate.parse("512kbit")})
+SLOW: Final = Stage(1.0, {RateKind.CAP: Rate.parse("256kbit")})
+MONTHLY: Final = Budget(1000, Per.CLIENT, Counting.BOTH, Every.MONTH, 1, 0.5, (SLOWER, SLOW))
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=BERLIN).timestamp()
+
+
+NOVEMBER: Final = at("2026-11-28 12:00")
+
+
+def network(*budgets: Budget, schedule: tuple[Window, ...] = ()) -> AccessNetwork:
+    return replace(ETHERNET, budgets=budgets, schedule=schedule)
+
+
+def to(client: Subject, sent: int, received: int = 0, *, is_mptcp: bool = True) -> Carried:
+    return Carried("ethernet", client, sent, received, is_mptcp)
+
+
+@dataclass
+class Book:
+    """A ledger on a database, which a test can end and begin again as a killed daemon would."""
+
+    networks: tuple[AccessNetwork, ...]
+    at: float = NOVEMBER
+    is_synchronised: bool = True
+    told: list[Level | Begun] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.database = sqlite3.connect(":memory:")
+        self.database.executescript(ledger_rows.SCHEMA)
+        self.restart()
+
+    def restart(self, *, written: bool = True) -> None:
+        """The next instance; what was not `written` is lost."""
+        if written and hasattr(self, "ledger"):
+            self.write()
+        self.ledger = Ledger(read_accounts(self.database), lambda: self.is_synchronised)
+        self.ledger.use((WIFI, *self.networks), BERLIN, self.at)
+
+    def write(self) -> None:
+        with self.database:
+            write_changes(self.database, self.ledger.changes())
+        self.ledger.written()
+
+    def count(self, *carried: Carried, after: float = 1.0) -> list[Level | Begun]:
+        """Count what was carried in the last second, `after` so many seconds of the wall clock."""
+        self.at += after
+        told = self.ledger.count(carried, self.at, 1.0)
+        self.told += told
+        return told
+
+    def uses(self) -> dict[Subject, BudgetUse]:
+        return {use.subject: use for use in self.ledger.uses(self.at)}
+
+    def used(self) -> dict[Subject, int]:
+        return {subject: use.use.used for subject, use in self.uses().items()}
+
+    def stages(self) -> dict[Subject, int]:
+        """How many stages each subject has reached, as rules are told."""
+        spent = self.ledger.spent.get("ethernet", {})
+        return {subject: len(reached[0].stages) for subject, reached in spent.items()}
+
+
+def test_client_reaches_stages_by_what_it_has_used() -> None:
+    book = Book((network(MONTHLY),))
+    assert book.count(to(ONE, 400), to(TWO, 1)) == []
+    (warned,) = book.count(to(ONE, 50, 50))
+    assert warned == Level(AccountKey("ethernet", MONTHLY.key), MONTHLY, ONE, Use(500), 0)
+    assert book.stages() == {}
+    assert [each.stages for each in book.count(to(ONE, 250)) if isinstance(each, Level)] == [1]
+    assert book.stages() == {ONE: 1}
+    assert [each.stages for each in book.count(to(ONE, 900)) if isinstance(each, Level)] == [2]
+    assert (book.stages(), book.used()) == ({ONE: 2}, {ONE: 1650, TWO: 1})
+    (reached,) = book.ledger.spent["ethernet"][ONE]
+    assert (reached.stages, reached.until) == ((SLOWER, SLOW), at("2026-12-01 00:00"))
+    assert book.count(to(ONE, 900)) == []
+
+
+@pytest.mark.parametrize(("counting", "used"), [(Counting.DOWN, 30), (Counting.UP, 12), (Counting.BOTH, 42)])
+def test_only_bytes_of_the_direction_count(counting: Counting, used: int) -> None:
+    book = Book((network(replace(MONTHLY, counting=counting, per=Per.NETWORK)),))
+    book.count(to(ONE, 10, 5), to(TWO, 20, 7, is_mptcp=False), Carried("wifi", ONE, 99, 99, is_mptcp=True))
+    (use,) = book.uses().values()
+    of_two = {Counting.DOWN: 20, Counting.UP: 7, Counting.BOTH: 27}[counting]
+    assert use.use == Use(used, of_two)
+
+
+def test_new_period_frees_all_and_begins_once() -> None:
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 1000), to(TWO, 2000))
+    assert book.stages() == {ONE: 2, TWO: 2}
+    book.at = at("2026-11-30 23:59:59")
+    (begun,) = book.count(to(ONE, 7))
+    assert isinstance(begun, Begun)
+    assert (begun.freed, begun.period) == (2, (at("2026-12-01 00:00"), at("2027-01-01 00:00")))
+    assert (book.stages(), book.used()) == ({}, {})
+    assert book.count(to(ONE, 5)) == []
+    book.at = at("2026-11-30 12:00")
+    assert book.count(to(ONE, 5)) == []
+    assert book.used() == {ONE: 10}
+
+
+def test_no_period_begins_while_the_clock_is_not_synchronised() -> None:
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 1000))
+    book.is_synchronised, book.at = False, at("2027-05-01 00:00")
+    assert book.count(to(ONE, 1)) == []
+    (reached,) = book.ledger.spent["ethernet"][ONE]
+    assert (book.used(), reached.until) == ({ONE: 1001}, None)
+    book.is_synchronised, book.at = True, at("2026-11-29 00:00")
+    assert book.count(to(ONE, 1)) == []
+    (reached,) = book.ledger.spent["ethernet"][ONE]
+    assert (book.used(), reached.until) == ({ONE: 1002}, at("2026-12-01 00:00"))
+
+
+def test_restart_keeps_what_is_written_and_tells_nothing_again() -> None:
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 800))
+    book.restart()
+    assert (book.stages(), book.used()) == ({ONE: 1}, {ONE: 800})
+    assert book.count(to(ONE, 1)) == []
+    book.restart(written=False)
+    assert book.used() == {ONE: 800}
+    book.at = at("2026-12-05 00:00")
+    book.restart()
+    (begun,) = book.count()
+    assert isinstance(begun, Begun)
+    assert begun.period.start == at("2026-12-01 00:00")
+    book.restart()
+    assert (book.used(), book.count()) == ({}, [])
+
+
+def test_changed_start_finishes_the_present_period() -> None:
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 100))
+    book.networks = (network(replace(MONTHLY, starts=15, amount=5000)),)
+    book.ledger.use(book.networks, BERLIN, book.at)
+    assert book.used() == {ONE: 100}
+    book.at = at("2026-12-01 00:00")
+    (begun,) = book.count()
+    assert isinstance(begun, Begun)
+    assert begun.period == (at("2026-12-01 00:00"), at("2026-12-15 00:00"))
+
+
+def test_addition_is_used_first_and_lost_at_its_end() -> None:
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 1000))
+    key = book.ledger.matching("ethernet", ONE, None)[0]
+    book.ledger.add(key, ONE, Addition(300, 300, None), book.at)
+    book.ledger.add(key, ONE, Addition(200, 200, book.at + 60), book.at)
+    assert (book.stages(), book.uses()[ONE].left) == ({}, 500)
+    book.count(to(ONE, 150))
+    assert book.uses()[ONE].additions == (Addition(200, 50, book.at + 59), Addition(300, 300, None))
+    book.restart()
+    book.count(after=60)
+    assert book.uses()[ONE].additions == (Addition(300, 300, None),)
+    assert [each.stages for each in book.count(to(ONE, 400)) if isinstance(each, Level)] == [2]
+    assert book.used() == {ONE: 1100}
+
+
+def test_rest_of_a_period_is_added_to_the_next_one_only() -> None:
+    book = Book((network(replace(MONTHLY, rollover=True)),))
+    book.count(to(ONE, 400), to(TWO, 1200))
+    book.count(after=at("2026-12-02 00:00") - book.at)
+    book.restart()
+    three = ip_address("10.1.0.3")
+    book.count(to(ONE, 1), to(TWO, 1), to(three, 1))
+    assert {subject: use.left for subject, use in book.uses().items()} == {ONE: 1599, TWO: 999, three: 1999}
+    book.count(after=at("2027-01-02 00:00") - book.at)
+    book.count(to(ONE, 1))
+    assert book.uses()[ONE].left == 1999
+
+
+def test_window_that_does_not_count_uses_nothing() -> None:
+    free = Window(When.parse("01:00-06:00"), {}, counts=False)
+    book = Book((network(MONTHLY, schedule=(free,)),), at=at("2026-11-28 05:59:50"))
+    book.count(to(ONE, 500))
+    assert book.used() == {}
+    book.count(to(ONE, 500), after=20)
+    assert book.used() == {ONE: 500}
+
+
+def test_reset_begins_all_budgets_of_a_network_again() -> None:
+    book = Book((network(MONTHLY, replace(MONTHLY, per=Per.NETWORK)),))
+    book.count(to(ONE, 2000))
+    assert book.stages() == {None: 2, ONE: 2}
+    assert [each.freed for each in book.ledger.reset("ethernet", None, book.at)] == [1, 1]
+    assert book.stages() == {}
+    book.restart()
+    assert book.used() == {None: 0}
+
+
+def test_next_stage_is_foreseen_from_the_present_rates() -> None:
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 350), to(TWO, 100))
+    assert book.ledger.seconds_to_next_stage == pytest.approx(400 / 350)
+    book.count(to(TWO, 100))
+    assert book.ledger.seconds_to_next_stage == pytest.approx(550 / 100)
+
+
+STEPS: Final = st.lists(
+    st.tuples(
+        st.sampled_from([ONE, TWO]),
+        st.integers(0, 400),
+        st.floats(-3 * 86400, 40 * 86400),
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+@given(st.sampled_from([Every.DAY, Every.WEEK, Every.MONTH]), st.sampled_from([1, 15, 28]), STEPS)
+def test_no_byte_is_lost_or_counted_twice_whatever_the_clock_does(
+    every: Every, starts: int, steps: Iterable[tuple[Subject, int, float, bool, bool]]
+) -> None:
+    budget = replace(MONTHLY, every=every, starts=starts % 7 if every is Every.WEEK else starts, per=Per.CLIENT)
+    book, expected = Book((network(budget),)), Counter[Subject]()
+    for client, amount, seconds, is_synchronised, is_restarted in steps:
+        book.is_synchronised = is_synchronised
+        told = book.count(to(client, amount), after=seconds)
+        expected[client] += amount
+        if any(isinstance(each, Begun) for each in told):
+            assert is_synchronised
+            expected.clear()
+            assert book.stages() == {}
+        if is_restarted:
+            book.restart()
+        assert book.used() == {each: used for each, used in expected.items() if used}
+        assert set(book.stages()) == {each for each, used in expected.items() if used >= 750}
+    periods = [each.period for each in book.told if isinstance(each, Begun)]
+    assert all(first.end <= second.start for first, second in pairwise(periods))
