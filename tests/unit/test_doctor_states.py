@@ -29,7 +29,7 @@ from mptcp_throttle.config.schema import SocketGroup
 from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.findings import Check, Finding, Host
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
-from mptcp_throttle.model import BackEnd, ClassifierKind, RateKind
+from mptcp_throttle.model import BackEnd, Budget, ClassifierKind, Counting, Every, Per, RateKind, Stage
 from mptcp_throttle.network_namespace import parse_namespace
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import Proxies, Proxy
@@ -148,6 +148,14 @@ def path_manager_of_a_program(host: Examined, is_well: bool) -> None:
 
 def small_send_buffers(host: Examined, is_well: bool) -> None:
     host.file(kernel_checks, "_SEND_BUFFERS", f"4096 {1 << 20 if is_well else 16384} 4194304")
+
+
+def clock_without_ntp(host: Examined, is_well: bool) -> None:
+    stage = Stage(1.0, {RateKind.CAP: Rate.parse("256kbit")})
+    budget = Budget(10**9, Per.CLIENT, Counting.BOTH, Every.MONTH, 1, None, (stage,))
+    networks = tuple(replace(network, budgets=(budget,)) for network in host.host.config.networks)
+    host.host = replace(host.host, config=replace(host.host.config, networks=networks))
+    host.reads(kernel_checks, is_clock_synchronised=lambda: is_well)
 
 
 def much_unsent_data(host: Examined, is_well: bool) -> None:
@@ -464,6 +472,7 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
         path_manager_of_a_program,
     ),
     kernel_checks.send_buffers: (small_send_buffers,),
+    kernel_checks.clock: (clock_without_ntp,),
     kernel_checks.unsent_data: (much_unsent_data, large_pieces),
     proxy_checks.interface: (missing_interface,),
     proxy_checks.listeners: (

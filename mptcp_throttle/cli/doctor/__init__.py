@@ -19,6 +19,7 @@ CHECKS: Final[tuple[Check, ...]] = (  # in the order in which they are shown
     kernel_checks.joins,
     kernel_checks.send_buffers,
     kernel_checks.unsent_data,
+    kernel_checks.clock,
     proxy_checks.interface,
     proxy_checks.listeners,
     proxy_checks.ends,

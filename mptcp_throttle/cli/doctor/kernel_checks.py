@@ -14,6 +14,7 @@ from pyroute2.netlink.generic.mptcp import MPTCP
 
 from mptcp_throttle.cli.doctor.mark_checks import classifier_of
 from mptcp_throttle.findings import Finding, Host, note, of_the_proxy, or_ok
+from mptcp_throttle.linux.adjtimex import is_clock_synchronised
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, is_own, kind_in_the_way, lost_beside_htb, seen_qdiscs
 from mptcp_throttle.model import BackEnd, ClassifierKind
@@ -160,6 +161,18 @@ def send_buffers(_: Host) -> Iterator[Finding]:
     problem = f"start at {initial} bytes: a connection capped from the start may stay slow for long"
     remedy = f"net.ipv4.tcp_wmem {_RECOMMENDED}"
     yield note("send buffers", is_well=initial >= _SEND_BUFFER_BYTES, problem=problem, remedy=remedy)
+
+
+def clock(host: Host) -> Iterator[Finding]:
+    """Whether periods of budgets can begin."""
+    config = host.config
+    if any(network.budgets for network in config.networks):
+        yield note(
+            "clock",
+            is_well=not config.daemon.wait_for_clock or is_clock_synchronised(),
+            problem="not synchronised, so no period of a budget begins",
+            remedy="run chronyd or systemd-timesyncd, or set daemon.wait_for_clock to false",
+        )
 
 
 def respects_notsent_lowat() -> bool:
