@@ -5,20 +5,23 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 import pytest
 from polling import eventually
-from proxy_world import MEGABYTE, Hosts, ProxyWorld
+from proxy_world import MEGABYTE, Hosts, ProxyWorld, serving
 
 from mptcp_lab.capture_reader.capture_file import read_frames
 from mptcp_lab.oracle import listed
+from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI, ClientSpec, Topology
 from mptcp_lab.traffic import start_client, start_server
 from mptcp_sniffer.segment import Flag, parse_ethernet
+from mptcp_throttle.model import Budget, Counting, Every, Per, RateKind, Stage
+from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -33,6 +36,9 @@ PORTS: Final = (PORT, ECHO_PORT)
 TOPOLOGY: Final = Topology(clients=tuple(ClientSpec(name) for name in ("one", "two", "three")))
 NAMES: Final = ("wifi", "ethernet")
 COLUMNS: Final = ("sent", "new", "received", "ip_sent", "ip_received")
+UNSPENT: Final = Budget(
+    10**12, Per.NETWORK, Counting.BOTH, Every.MONTH, 1, None, (Stage(1.0, {RateKind.LIMIT: Rate(1_000_000)}),)
+)
 _ETHERNET_HEADER_BYTES: Final = 14
 
 Carried = dict[tuple[str, str], int]
@@ -186,6 +192,39 @@ def test_history_of_510_short_connections_equals_the_capture(world: ProxyWorld) 
     networks = {network["name"]: network["totals"] for network in world.services.status()["networks"]}
     assert sum(networks[network]["closed"] for network in NAMES) >= 1000
     assert world.services.status()["daemon"]["features"]["pacing"]["counters"]["totals_lost"] == 0
+
+
+def test_budgets_count_what_the_capture_shows_with_and_without_mptcp(hosts: Hosts) -> None:
+    networks = [replace(network, budgets=(UNSPENT,)) for network in WIFI_FIRST]
+    with serving(hosts, networks, ports=PORTS, daemon={"wait_for_clock": False}) as world:
+        addresses = [world.lab.proxy_address(f) for f in (4, 6)]
+        with capturing(world) as carried:
+            first = start_client(world.lab.client, addresses, ECHO_PORT, mode="hold", count=1, seed=3)
+            world.wait_settled()  # as above
+            clients = [
+                start_client(client, addresses, ECHO_PORT, mode="drive", count=170, seed=n)
+                for n, client in enumerate(world.lab.clients.values())
+            ]
+            downloads = [
+                world.download(MEGABYTE, client, mptcp=mptcp, family=family)
+                for client in world.lab.clients.values()
+                for mptcp in (False, True)
+                for family in (4, 6)
+            ]
+            eventually(lambda: all(c.exit_status is not None for c in clients), "all connections used", within=120)
+            for download in downloads:
+                download.wait()
+            first.stop()
+        expected = {name: carried[name, "ip_sent"] + carried[name, "ip_received"] for name in NAMES}
+
+        def used() -> dict[str, int]:
+            """By network."""
+            return {use["network"]: use["used"] for use in world.services.cli_json("budgets")["budgets"]}
+
+        def is_exact() -> bool:
+            return used() == {name: pytest.approx(count, rel=0.005) for name, count in expected.items()}
+
+        eventually(is_exact, f"what was captured: {expected}, within 0.5 %", seen=used)
 
 
 def wait_for_more(world: ProxyWorld, before: int) -> int:

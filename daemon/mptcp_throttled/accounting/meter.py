@@ -83,25 +83,35 @@ class Meter:
         for subflow in closed:
             gone.add(subflow.cookie)
             known = self._counted.pop(subflow.cookie, None)
+            opened = known is None and subflow.cookie not in self._ignored
             before, throttled = (known.totals, known.throttled) if known else (self._uncounted(subflow.cookie), False)
             added = subflow.totals.since(before)
             version = subflow.ends.client.address.version
             is_mptcp = subflow.token is not None
-            traffic = Traffic.of(added, version, throttled=throttled, closed=True, rtt=None, is_mptcp=is_mptcp)
+            traffic = Traffic.of(
+                added, version, throttled=throttled, closed=True, rtt=None, is_mptcp=is_mptcp, opened=opened
+            )
             carried.append(Metered(subflow.ends, traffic, is_mptcp))
         for ends, flow in live.items():
             if flow.cookie in gone:
                 continue
             known = self._counted.get(flow.cookie)
+            opened = known is None and flow.cookie not in self._ignored
             if known is None:
                 known = _Counted(self._uncounted(flow.cookie), flow.throttled, at)
                 self._counted[flow.cookie] = known
-            if flow.totals != known.totals:
+            if opened or flow.totals != known.totals:
                 added, version = flow.totals.since(known.totals), ends.client.address.version
                 # Between two looks a subflow counts as throttled if it was so at both.
                 throttled = flow.throttled and known.throttled
                 traffic = Traffic.of(
-                    added, version, throttled=throttled, closed=False, rtt=flow.rtt, is_mptcp=flow.is_mptcp
+                    added,
+                    version,
+                    throttled=throttled,
+                    closed=False,
+                    rtt=flow.rtt,
+                    is_mptcp=flow.is_mptcp,
+                    opened=opened,
                 )
                 carried.append(Metered(ends, traffic, flow.is_mptcp))
                 known.totals = flow.totals

@@ -3,8 +3,9 @@
 The kernel counts payload and segments, not bytes on the wire. What a carrier counts, IP bytes, is computed: each
 segment has an IP header of 20 or 40 bytes, a TCP header of 20, time stamps of 12 (RFC 7323), and an MPTCP DSS option
 (RFC 8684, section 3.3) of 28 bytes with data and 12 without, as Linux sends them: 64-bit numbers, padded. TCP without
-MPTCP has no such option. Payload that a client sends twice counts once, because the proxy's kernel does not count it
-again.
+MPTCP has no such option. The SYN/ACK is not among the segments that the kernel counts (net/ipv4/tcp_minisocks.c,
+tcp_create_openreq_child), the SYN is. Payload that a client sends twice counts once, because the proxy's kernel does
+not count it again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ _IP_HEADER: Final = {4: 20, 6: 40}
 _TCP_WITH_TIME_STAMPS: Final = 32
 _DSS_WITH_DATA: Final = 28
 _DSS_WITHOUT_DATA: Final = 12
+# With MSS, SACK permitted, time stamps and window scale.
+_TCP_WITH_SYN: Final = 40
+# MP_CAPABLE has 4, 12 and 20 bytes in the SYN, the SYN/ACK and the ACK that follows, MP_JOIN 12, 16 and 24 (RFC 8684,
+# figures 4 to 8): on average. That ACK has no DSS.
+_MPTCP_OF_SYN_ACK: Final = 14
+_MPTCP_OF_SYN_AND_ACK: Final = 30
 _NS_PER_MS: Final = 10**6
 
 
@@ -117,17 +124,23 @@ class Traffic:
         closed: bool,
         rtt: float | None,
         is_mptcp: bool = True,
+        opened: bool = False,
     ) -> Self:
-        """What one subflow has added; `rtt` in seconds."""
+        """What one subflow has added; `rtt` in seconds. `opened`: its handshake is added, too."""
         ip_sent = added.sent + _headers(added.segments_out, added.data_out, ip_version, is_mptcp=is_mptcp)
         segments_in = added.segments_in - added.steered.own_acks
+        ip_received = added.received + _headers(segments_in, added.data_in, ip_version, is_mptcp=is_mptcp)
+        if opened:
+            ip_sent += _IP_HEADER[ip_version] + _TCP_WITH_SYN + is_mptcp * _MPTCP_OF_SYN_ACK
+            ip_received += _TCP_WITH_SYN - _TCP_WITH_TIME_STAMPS
+            ip_received += is_mptcp * (_MPTCP_OF_SYN_AND_ACK - 2 * _DSS_WITHOUT_DATA)
         return cls(
             added.sent,
             added.retransmitted,
             added.received,
             ip_sent,
             ip_sent if throttled else 0,
-            added.received + _headers(segments_in, added.data_in, ip_version, is_mptcp=is_mptcp),
+            ip_received,
             int(closed),
             rtt or 0.0,
             0 if rtt is None else 1,
