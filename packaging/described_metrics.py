@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -10,10 +10,11 @@ from prometheus_client import Metric
 
 from markdown_text import code, table
 from mptcp_throttle.config.load import load_config
-from mptcp_throttle.model import RateKind
+from mptcp_throttle.model import Budget, Counting, Every, Per, RateKind, Stage
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.control_group import ComparedGroups
 from mptcp_throttled.accounting.history import ClientSums
+from mptcp_throttled.accounting.ledger import BudgetTotals
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition
 from mptcp_throttled.answers.view import View
@@ -25,7 +26,7 @@ from mptcp_throttled.vocabulary.terms import PresentTerms, Term
 
 _CONFIG: Final = Path("config/mptcp-throttle.yaml")
 _OF_PROCESS: Final = "process_"
-_OF_THE_HOST: Final = {"network", "client", "version"}
+_OF_THE_HOST: Final = {"network", "client", "version", "stage_number"}
 """Labels whose values depend on the host."""
 
 
@@ -43,7 +44,17 @@ def _exposition() -> Exposition:
     view = View(Snapshot(networks=config.networks, terms=terms), Enforcement(), {}, Now(0.0, 0.0), ComparedGroups(0.01))
     sniffer = {"dropped": 0, "counters": {}, "kernel_view": {"unlisted": None}}
     running = RunningConfig(config, 0.0)
-    return Exposition(MetricFamilies(running, lambda: view, lambda: sniffer, lambda: [ClientSums("10.1.0.1", 0, 0, 0)]))
+    clients = [ClientSums("10.1.0.1", 0, 0, 0)]
+    return Exposition(MetricFamilies(running, lambda: view, lambda: sniffer, lambda: list(_budgets()), lambda: clients))
+
+
+def _budgets() -> Iterator[BudgetTotals]:
+    """All that there may be, but for the number of stages, which depends on the host."""
+    for per in (Per.NETWORK, Per.CLIENT):
+        for counting in Counting:
+            for every in Every:
+                budget = Budget(1, per, counting, every, 1, None, (Stage(1.0, {}),))
+                yield BudgetTotals("lte", budget, 0, (0,))
 
 
 def _name(family: Metric) -> str:

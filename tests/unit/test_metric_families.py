@@ -12,11 +12,13 @@ from examples import client, connection, subflow
 from loops import snapshot_of
 from worlds import configuration
 
-from mptcp_throttle.model import Connection, Token
+from mptcp_throttle.model import Budget, Connection, Counting, Every, Per, RateKind, Stage, Token
 from mptcp_throttle.rpc import Json, RpcError
+from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.accounting.control_group import ComparedGroups, GroupSums
 from mptcp_throttled.accounting.history import ClientSums
+from mptcp_throttled.accounting.ledger import BudgetTotals
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition
 from mptcp_throttled.answers.view import View
@@ -47,6 +49,16 @@ GROUPS: Final = ComparedGroups(
     GroupSums().plus(EndedConnection(Token(1), is_control=False, seconds=1.0, sent=10, sent_with_cap=4)),
     GroupSums().plus(EndedConnection(Token(2), is_control=True, seconds=1.0, sent=9, sent_with_cap=8)),
 )
+BUDGET: Final = Budget(
+    5 * 10**9,
+    Per.CLIENT,
+    Counting.BOTH,
+    Every.MONTH,
+    1,
+    0.8,
+    (Stage(0.75, {RateKind.CAP: Rate(512_000)}), Stage(1.0, {RateKind.CAP: Rate(256_000)})),
+)
+BUDGETS: Final = [BudgetTotals("ethernet", BUDGET, 12 * 10**9, (3, 1))]
 SNIFFER: Final = {"dropped": 3, "counters": {"connections_not_tracked": 4}, "kernel_view": {"unlisted": "a problem"}}
 Values = dict[tuple[str, ...], float]
 
@@ -67,6 +79,7 @@ class Metrics:
             RunningConfig(configuration(), 1000.0),
             lambda: View(snapshot, Enforcement(), ACCOUNTS, Now(0.0, 0.0), GROUPS),
             sniffer,
+            lambda: BUDGETS,
             None if clients is None else lambda: clients,
         )
 
@@ -100,6 +113,13 @@ def test_subflows_are_counted_by_network_and_decision(tmp_path: Path) -> None:
         ("none", "free"): 1,
     }
     assert metrics.values("connections") == {("single",): 2, ("multi",): 2}
+
+
+def test_budgets_are_shown_as_a_whole(tmp_path: Path) -> None:
+    metrics, labels = Metrics(tmp_path), ("ethernet", "client", "both", "month")
+    assert metrics.values("budget_bytes") == {labels: 5e9}
+    assert metrics.values("budget_used_bytes") == {labels: 12e9}
+    assert metrics.values("budget_stage_reached") == {(*labels, "1"): 3, (*labels, "2"): 1}
 
 
 def test_bytes_rtts_and_times_held_back_are_those_of_the_accounts(tmp_path: Path) -> None:

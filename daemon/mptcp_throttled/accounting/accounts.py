@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttled.accounting.history import FLUSH_SECONDS, Account, History, Kind
-from mptcp_throttled.accounting.ledger import BudgetUse, Carried, Ledger
+from mptcp_throttled.accounting.ledger import BudgetTotals, BudgetUse, Carried, Ledger
 from mptcp_throttled.accounting.meter import LiveSubflow, Meter, Metered
 from mptcp_throttled.vocabulary.budgets import Begun, Level
 from mptcp_throttled.vocabulary.clock import Clock
@@ -135,6 +135,11 @@ class Accounts:
         """All budgets as they are now."""
         with self._lock:
             return self._ledger.uses(self._clock.time())
+
+    def budget_totals(self) -> list[BudgetTotals]:
+        """All budgets as a whole."""
+        with self._lock:
+            return self._ledger.totals()
 
     def flush(self) -> bool:
         """Write the history and the budgets; whether all is written."""

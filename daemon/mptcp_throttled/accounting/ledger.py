@@ -42,7 +42,7 @@ class _Account:
 
     `levels` has how many stages a subject has reached, and whether the operator was warned. `changed` and
     `changed_additions` are the subjects of which not all is written, nor is the period if it `is_new`. `is_first`: no
-    period was before.
+    period was before. `total` is what all subjects have used.
     """
 
     network: AccessNetwork
@@ -55,6 +55,7 @@ class _Account:
     changed_additions: set[Subject] = field(default_factory=set)
     is_new: bool = True
     is_first: bool = True
+    total: int = 0
 
     @property
     def key(self) -> AccountKey:
@@ -79,6 +80,15 @@ class BudgetUse(NamedTuple):
     additions: tuple[Addition, ...]
     left: int
     spent_stages: int
+
+
+class BudgetTotals(NamedTuple):
+    """A budget of a network, or of all its clients together: how much is used, and how many have reached each stage."""
+
+    network: str
+    budget: Budget
+    used: int
+    reached: tuple[int, ...]
 
 
 def used_fraction(budget: Budget, use: Use, additions: Iterable[Addition], at: float) -> float:
@@ -177,7 +187,10 @@ class Ledger:
         if stored is None:
             return _Account(network, budget, period_at(budget.every, budget.starts, at, self._zone))
         uses, additions = dict(stored.uses), dict(stored.additions)
-        return _Account(network, budget, stored.period, uses, additions, is_new=False, is_first=stored.is_first)
+        total = sum(use.used for use in uses.values())
+        return _Account(
+            network, budget, stored.period, uses, additions, is_new=False, is_first=stored.is_first, total=total
+        )
 
     def _find_levels(self, at: float) -> None:
         """Know the levels of all subjects, without telling the operator again of those that they have."""
@@ -226,6 +239,7 @@ class Ledger:
         return window is not None and not window.counts
 
     def _set(self, account: _Account, subject: Subject, use: Use, additions: tuple[Addition, ...]) -> None:
+        account.total += use.used - account.uses.get(subject, Use()).used
         account.uses[subject] = use
         account.changed.add(subject)
         if additions != account.additions.get(subject, ()):
@@ -283,7 +297,7 @@ class Ledger:
     def _forget_uses(self, account: _Account) -> int:
         """Begin the account again; how many subjects had reached a stage."""
         freed = sum(stages > 0 for stages, _ in account.levels.values())
-        account.uses, account.levels, account.changed, account.is_new = {}, {}, set(), True
+        account.uses, account.levels, account.changed, account.is_new, account.total = {}, {}, set(), True, 0
         self._is_stale = True
         return freed
 
@@ -369,6 +383,21 @@ class Ledger:
             self._use(account, subject, at)
             for account in self._accounts.values()
             for subject in ([None] if account.budget.per is Per.NETWORK else [*account.uses])
+        ]
+
+    def totals(self) -> list[BudgetTotals]:
+        """All budgets as a whole."""
+        return [
+            BudgetTotals(
+                account.network.name,
+                account.budget,
+                account.total,
+                tuple(
+                    sum(stages > number for stages, _ in account.levels.values())
+                    for number in range(len(account.budget.stages))
+                ),
+            )
+            for account in self._accounts.values()
         ]
 
     def _use(self, account: _Account, subject: Subject, at: float) -> BudgetUse:

@@ -182,7 +182,7 @@ class Daemon:
     def _serve_metrics(self) -> None:
         config = self._config
         sniffer = RpcClient(config.sockets.sniffer, _SNIFFER_STATUS_SECONDS)
-        common = self._running, self._view, lambda: sniffer.call("status")
+        common = self._running, self._view, lambda: sniffer.call("status"), self._accounts.budget_totals
         top = self._top_clients if config.metrics.clients else None
         without_addresses = Exposition(MetricFamilies(*common))
         with_addresses = without_addresses if top is None else Exposition(MetricFamilies(*common, top))

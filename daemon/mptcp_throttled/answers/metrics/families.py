@@ -20,6 +20,7 @@ from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
 from mptcp_throttled.accounting.control_group import ComparedGroups
 from mptcp_throttled.accounting.history import ClientSums
+from mptcp_throttled.accounting.ledger import BudgetTotals
 from mptcp_throttled.answers.subflow_counts import STATES, UPLINK_STATES, CountedSubflows, SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.running_config import RunningConfig
@@ -34,7 +35,8 @@ _NO_NETWORK: Final = "none"
 class MetricFamilies(Collector):
     """A collector of prometheus_client: `collect` may be called in any thread, by one at a time.
 
-    `sniffer_status` is the sniffer's `status`, and raises RpcError; `top_clients` gives the sums of clients.
+    `sniffer_status` is the sniffer's `status`, and raises RpcError; `top_clients` gives the sums of clients, `budgets`
+    what is used of budgets.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class MetricFamilies(Collector):
         config: RunningConfig,
         view: Callable[[], View],
         sniffer_status: Callable[[], Json],
+        budgets: Callable[[], Iterable[BudgetTotals]],
         top_clients: Callable[[], Iterable[ClientSums]] | None = None,
     ) -> None:
         self._config = config
         self._view = view
         self._sniffer_status = sniffer_status
+        self._budgets = budgets
         self._top_clients = top_clients
         self._counted = CountedSubflows()
 
@@ -58,6 +62,7 @@ class MetricFamilies(Collector):
         yield from _subflow_families(view, self._counted.of(snapshot))
         yield from _rate_families(snapshot)
         yield from _traffic_families([network.name for network in snapshot.networks], view.accounts)
+        yield from _budget_families(list(self._budgets()))
         if view.groups is not None:
             yield from _control_group_families(view.groups)
         with suppress(RpcError):  # `ready` says whether it answers
@@ -173,6 +178,33 @@ def _traffic_families(names: Sequence[str], accounts: Mapping[str, NetworkAccoun
             buckets.append((bound, below))
         rtt.add_metric((name,), buckets, sums.rtt_seconds)
     yield rtt
+
+
+def _budget_families(budgets: Sequence[BudgetTotals]) -> Iterator[Metric]:
+    labelled = {(each.network, each.budget.per, each.budget.counting, each.budget.every): each for each in budgets}
+    labels = ("network", "per", "direction", "every")
+    yield _gauge(
+        "budget_bytes",
+        "How many IP bytes a budget has for a period; per client: each of them.",
+        labels,
+        [(key, each.budget.amount) for key, each in labelled.items()],
+    )
+    yield _gauge(
+        "budget_used_bytes",
+        "How many of them are used in the present period; per client: by all clients together.",
+        labels,
+        [(key, each.used) for key, each in labelled.items()],
+    )
+    yield _gauge(
+        "budget_stage_reached",
+        "How many clients, or 1 for a network, have reached a stage of a budget; 1 is the first stage.",
+        (*labels, "stage_number"),
+        [
+            ((*key, str(number)), count)
+            for key, each in labelled.items()
+            for number, count in enumerate(each.reached, start=1)
+        ],
+    )
 
 
 def _client_families(clients: Sequence[ClientSums]) -> Iterator[Metric]:
