@@ -359,9 +359,9 @@ class AccessNetwork:
     `preference` 1 is the most preferred. A cap applies while the same connection has, on a more preferred network, a
     live subflow that is neither backup nor stalled nor sick, by the bounds in `healthy`; a limit applies otherwise, and
     bounds the cap. A kind that `rates` does not have is unlimited. While a window of the `schedule` holds, its rates
-    replace these. The stages that are reached of its `budgets` narrow them. For
-    `provisional` seconds the first subflow of a connection has the cap's pace, too. It is a network of all proxies, or
-    of the one with the name `proxy`.
+    replace these. The cap of a client is raised by what its more preferred paths lack of `overflow`. The stages that
+    are reached of its `budgets` narrow all of these. For `provisional` seconds the first subflow of a connection has
+    the cap's pace, too. It is a network of all proxies, or of the one with the name `proxy`.
     """
 
     name: str
@@ -375,6 +375,7 @@ class AccessNetwork:
     schedule: Schedule = ()
     proxy: str | None = None
     budgets: tuple[Budget, ...] = ()
+    overflow: Rate | None = None
 
     @property
     def kinds(self) -> frozenset[RateKind]:

@@ -141,6 +141,7 @@ class Services:
                     "preference": network.preference,
                     **_rates(network.rates),
                     "budgets": list(map(_budget, network.budgets)),
+                    "overflow": None if network.overflow is None else str(network.overflow),
                     "per": str(network.per),
                     "provisional": f"{network.provisional}s" if network.provisional else None,
                     "client_prefix": asdict(network.client_prefix),

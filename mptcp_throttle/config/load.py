@@ -75,9 +75,7 @@ def load_config(path: Path, network_files: Sequence[Path] | None = None) -> Conf
             *_control_group(service, service_file),
             *_web(service, service_file),
         ]
-    names = None if service is None else tuple(service.proxies)
-    kernel_view = service is None or service.sniffer.kernel_view
-    networks = _attempt(problems, _networks, service_file, network_files, names, kernel_view)
+    networks = _attempt(problems, _networks, service_file, network_files, service)
     if problems or service is None or networks is None:
         raise ConfigError(problems)
     group = service.socket_group
@@ -280,23 +278,22 @@ class _Loaded(NamedTuple):
 
 
 def _networks(
-    service_file: YamlFile, files: Sequence[Path] | None, proxies: tuple[str, ...] | None, kernel_view: bool
+    service_file: YamlFile, files: Sequence[Path] | None, service: ServiceFile | None
 ) -> tuple[AccessNetwork, ...]:
-    """All networks; `proxies` are the names of the proxies, None if they cannot be read.
-
-    `kernel_view` is that of the sniffer.
-    """
+    """All networks; `service` is None if it cannot be read."""
     problems: list[str] = []
     paths = _network_files(service_file) if files is None else files
     read = [_attempt(problems, _network, path) for path in paths]
     loaded = [item for item in read if item is not None]
-    if proxies is not None:
-        problems += _unknown_proxies(loaded, proxies, service_file.path)
+    proxies = () if service is None else tuple(service.proxies)
+    if service is not None:
+        problems += [
+            *_unknown_proxies(loaded, proxies, service_file.path),
+            *_impossible_rules(loaded, service),
+        ]
     if not problems:
         problems += _idle_caps(loaded)
-    if not kernel_view:
-        problems += _uncounted_budgets(loaded)
-    problems += [*_same_names(loaded), *_same_subnets(loaded, proxies or ())]
+    problems += [*_same_names(loaded), *_same_subnets(loaded, proxies)]
     if problems:
         raise ConfigError(problems)
     return tuple(sorted((item.network for item in loaded), key=lambda n: (n.preference, n.name)))
@@ -315,7 +312,8 @@ def _network(path: Path) -> _Loaded:
     if problems:
         raise ConfigError(problems)
     network = raw.with_subnets(places)
-    problems = [*_high_caps(file, network), *_windows(file, network), *_budgets(file, network)]
+    problems = [*_high_caps(file, network), *_windows(file, network)]
+    problems += [*_budgets(file, network), *_overflow(file, network)]
     if raw.provisional is not None and RateKind.CAP not in network.kinds:
         place = file.place("provisional")
         problems.append(f"{place}: {raw.provisional:g}s: needs a cap; allowed: null, or a cap too")
@@ -405,11 +403,28 @@ def _budgets(file: YamlFile, network: AccessNetwork) -> Iterator[str]:
                 yield f"{file.place(*keys, *RATE_KEYS[kind])}: {problem}"
 
 
-def _uncounted_budgets(loaded: list[_Loaded]) -> Iterator[str]:
+def _overflow(file: YamlFile, network: AccessNetwork) -> Iterator[str]:
+    overflow, cap = network.overflow, network.rates.get(RateKind.CAP)
+    if overflow is None:
+        return
+    place = f"{file.place('overflow')}: {overflow}"
+    if cap is None:
+        yield f"{place}: needs a cap; allowed: null, or a cap too"
+    elif overflow <= cap:
+        yield f"{place}: is not more than the cap {cap}; allowed: more, or null"
+    if network.per is not Per.CLIENT:
+        yield f"{place}: needs per: client, as it depends on the paths of each client; allowed: null, or that too"
+
+
+def _impossible_rules(loaded: list[_Loaded], service: ServiceFile) -> Iterator[str]:
+    """What needs the proxy's sockets where there are none, or steering where it is switched off."""
     for file, network, _ in loaded:
-        if network.budgets:
+        if network.budgets and not service.sniffer.kernel_view:
             needs = "sniffer.kernel_view: true, as bytes are counted at the proxy's sockets"
             yield f"{file.place('budgets')}: needs {needs}; allowed: [], or that too"
+        if network.overflow is not None and not (_has_kernel_program(service) and service.daemon.steering):
+            place = f"{file.place('overflow')}: {network.overflow}"
+            yield f"{place}: needs {_KERNEL_PROGRAM} and daemon.steering: true; allowed: null, or these too"
 
 
 def _places(file: YamlFile, raw: NetworkFile) -> dict[Network, _Place]:

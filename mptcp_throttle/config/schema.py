@@ -431,6 +431,7 @@ class NetworkFile(RatesSection):
     healthy: HealthSection = HealthSection()
     schedule: Annotated[tuple[WindowSection, ...], list_of("windows", _MAX_WINDOWS, least=0)] = ()
     budgets: Annotated[tuple[BudgetSection, ...], list_of("budgets", _MAX_BUDGETS, least=0)] = ()
+    overflow: RateOrNull = None
     proxy: Annotated[str, text_that(is_name, "the name of a proxy in mptcp-throttle.yaml, or null")] | None = None
 
     def with_subnets(self, subnets: Iterable[Network]) -> AccessNetwork:
@@ -447,6 +448,7 @@ class NetworkFile(RatesSection):
             tuple(section.window for section in self.schedule),
             self.proxy,
             tuple(section.budget for section in self.budgets),
+            self.overflow,
         )
 
 

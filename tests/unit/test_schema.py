@@ -327,7 +327,7 @@ def test_subnets_of_all_proxies_count_for_each(tmp_path: Path) -> None:
     assert load_config(write_config(tmp_path, proxies(3), lte=text))
 
 
-UNKNOWN = "unknown key; allowed: budgets, cap, client_prefix, healthy, limit, name, per, "
+UNKNOWN = "unknown key; allowed: budgets, cap, client_prefix, healthy, limit, name, overflow, "
 PREFERENCE = "allowed: a whole number from 1 to 1000"
 
 
@@ -712,3 +712,24 @@ def test_budget_needs_the_sockets_of_the_proxy(tmp_path: Path) -> None:
 def test_cap_of_a_stage_never_applies_on_a_most_preferred_network(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, SERVICE, e=ETHERNET, wifi=f"{WIFI}budgets: [{{amount: 5GB, {THEN}}}]\n")
     assert "budgets[0].then.cap: 256kbit: never applies on a most preferred network" in problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("", "overflow: 1mbit", "overflow: 1mbit: is not more than the cap 1mbit; allowed: more, or null"),
+        ("", "overflow: lots", "overflow: 'lots': is not a rate; allowed: "),
+        ("cap: 1mbit", "overflow: 10mbit", "overflow: 10mbit: needs a cap; allowed: null, or a cap too"),
+        ("", "per: network\noverflow: 10mbit", "overflow: 10mbit: needs per: client, as it depends on the paths"),
+    ],
+)
+def test_overflow_with_an_error_is_refused_in_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
+    assert old in ETHERNET
+    (problem,) = problems(tmp_path, SERVICE, e=ETHERNET.replace(old, new) if old else f"{ETHERNET}{new}\n", wifi=WIFI)
+    assert line in problem
+
+
+@pytest.mark.parametrize("settings", ["daemon: {steering: false}", "daemon: {pacing: false, steering: false}"])
+def test_overflow_needs_steering(tmp_path: Path, settings: str) -> None:
+    (problem,) = problems(tmp_path, f"{SERVICE}{settings}\n", e=f"{ETHERNET}overflow: 10mbit\n", wifi=WIFI)
+    assert "overflow: 10mbit: needs daemon.pacing: true and sniffer.kernel_view: true and daemon" in problem

@@ -20,6 +20,8 @@ _PROXY_BITS: Final = 32
 _MAX_U32: Final = 0xFFFF_FFFF
 _MAX_PACE: Final = _MAX_U32 - 1  # the next one is UNLIMITED (bpf/socket.h)
 _SLOW_CAPS: Final = 4  # bpf/steering.bpf.c
+# What a preferred path has queued when its rate falls keeps the connection waiting, however much others may carry.
+_SLOW_OVERFLOWS: Final = 10
 _NO_PREFERENCE: Final = _MAX_U32
 _NO_NETWORK: Final = pack(
     program_layout.Network(_NO_PREFERENCE, pace=0, provisional_ns=0, limited=False, steered=False)
@@ -75,10 +77,15 @@ def _prefix(proxy: int, subnet: Network) -> bytes:
 
 
 def _slow_rate(network: AccessNetwork, networks: Sequence[AccessNetwork]) -> int:
-    """Bytes per second: _SLOW_CAPS times the largest cap of a less preferred network; 0: none has a cap."""
+    """Bytes per second: several times the largest cap of a less preferred network; 0: none has a cap."""
     less_preferred = (each for each in networks if each.preference > network.preference)
-    caps = (each.rates[RateKind.CAP].bytes_per_second for each in less_preferred if RateKind.CAP in each.rates)
-    return min(_SLOW_CAPS * max(caps, default=0), _MAX_U32)
+    rates = [
+        factor * rate.bytes_per_second
+        for each in less_preferred
+        for factor, rate in ((_SLOW_CAPS, each.rates.get(RateKind.CAP)), (_SLOW_OVERFLOWS, each.overflow))
+        if rate is not None
+    ]
+    return min(max(rates, default=0), _MAX_U32)
 
 
 def _network(proxy: int, network: AccessNetwork, networks: Sequence[AccessNetwork], *, steered: bool) -> bytes:

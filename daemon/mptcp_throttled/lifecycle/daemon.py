@@ -107,9 +107,10 @@ class Daemon:
             self._comparison.note,
             control_group,
             lambda: ledger.spent,
+            lambda: self._observer.overflow.lacking,
         )
         counted = kernel.htb.class_bytes, steering.totals, uplinks.acknowledged
-        self._observer = Observer(config.proxy.ports, self._loop, *counted, accounts)
+        self._observer = Observer(config.proxy.ports, self._loop, *counted, accounts, self._inbox.wake)
         self._metrics = MetricsServer()
         self.api = Api(
             self._running, self._inbox, self._view, self._history, accounts, self._loop.recent_decisions, load

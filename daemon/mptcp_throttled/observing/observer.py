@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,9 @@ from mptcp_throttle.ports import Ports
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.history import FLUSH_SECONDS
 from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
+from mptcp_throttled.observing import overflow
 from mptcp_throttled.observing.enforcement import Enforcement
+from mptcp_throttled.observing.overflow import Overflow
 from mptcp_throttled.reporting import eventlog
 from mptcp_throttled.reporting.instruments import count_errors
 from mptcp_throttled.vocabulary.observation import Observation
@@ -35,14 +38,15 @@ _PAUSE_FACTOR: Final = 100
 _MAX_PAUSE_SECONDS: Final = FLUSH_SECONDS
 
 
-def pause_after(used: float, next_stage: float | None) -> float:
+def pause_after(used: float, next_change: float | None) -> float:
     """How many seconds to wait after an observation that took `used` seconds of processor time.
 
-    `next_stage` is in how many seconds a stage of a budget may be reached; None: there are no budgets.
+    `next_change` is in how many seconds a rule may need another one, as when a stage of a budget is reached; None: no
+    rule depends on observations.
     """
-    interval = _INTERVAL_SECONDS if next_stage is None else _BUDGETS_INTERVAL_SECONDS
+    interval = _INTERVAL_SECONDS if next_change is None else _BUDGETS_INTERVAL_SECONDS
     pause = min(max(interval, used * _PAUSE_FACTOR), _MAX_PAUSE_SECONDS)
-    return pause if next_stage is None else min(pause, max(next_stage, used, _SHORTEST_PAUSE_SECONDS))
+    return pause if next_change is None else min(pause, max(next_change, used, _SHORTEST_PAUSE_SECONDS))
 
 
 class Observer(threading.Thread):
@@ -51,7 +55,8 @@ class Observer(threading.Thread):
     It keeps `accounts` up to date.
 
     `snapshots` has what is applied, `class_bytes` gives the bytes of each class by minor, `steered` what
-    steering has counted of subflows, `acknowledged` what the program for uplinks has seen acknowledged.
+    steering has counted of subflows, `acknowledged` what the program for uplinks has seen acknowledged. `changed` is
+    called when what paths lack of an overflow has changed.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Observer(threading.Thread):
         steered: Callable[[], Mapping[FourTuple, SteeredTotals]],
         acknowledged: Callable[[], Mapping[FourTuple, int]],
         accounts: Accounts,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(name="observer", daemon=True)
         self._class_bytes = class_bytes
@@ -71,8 +77,10 @@ class Observer(threading.Thread):
         self._sockets = SocketReader(ports)
         self._snapshots = snapshots
         self._accounts = accounts
+        self._changed = changed
         self._stopping = threading.Event()
         self.enforcement = Enforcement()
+        self.overflow = Overflow()
 
     def run(self) -> None:
         """Observe until `stop()`."""
@@ -84,10 +92,17 @@ class Observer(threading.Thread):
             except KernelError as error:
                 _log.debug("rates cannot be observed: %s", error)
                 count_errors("observation")
-            pause = pause_after(time.thread_time() - used, self._accounts.seconds_to_next_stage)
+            pause = pause_after(time.thread_time() - used, self._next_change())
         with suppress(KernelError):
             self._observe()
         self._accounts.close()
+
+    def _next_change(self) -> float | None:
+        """In how many seconds a rule may need another observation; None: none does."""
+        ahead = self._accounts.seconds_to_next_stage
+        if any(network.overflow is not None for network in self._snapshots.snapshot.networks):
+            return min(overflow.INTERVAL_SECONDS, math.inf if ahead is None else ahead)
+        return ahead
 
     def stop(self) -> None:
         """End the thread, and wait until what it has counted is written, unless that takes too long."""
@@ -109,3 +124,5 @@ class Observer(threading.Thread):
         eventlog.log_enforcement(before.not_enforced, after.not_enforced)
         self.enforcement = after
         self._accounts.look(sockets, snapshot, steered)
+        if self.overflow.look(time.monotonic(), sockets, snapshot):
+            self._changed()

@@ -26,7 +26,7 @@ from mptcp_throttle.model import AccessNetwork, Address, Direction
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttle.schedule import next_change, window_at
 from mptcp_throttled.policy.client_networks import client_networks
-from mptcp_throttled.policy.rules import budget, override, schedule
+from mptcp_throttled.policy.rules import budget, overflow, override, schedule
 from mptcp_throttled.vocabulary.terms import (
     UNLIMITED,
     ClientKey,
@@ -41,7 +41,7 @@ from mptcp_throttled.vocabulary.terms import (
 
 Rule = Callable[[Terms, RuleInput], Terms]
 
-RULES: Final[tuple[Rule, ...]] = (schedule.apply, budget.apply, override.apply)
+RULES: Final[tuple[Rule, ...]] = (schedule.apply, overflow.apply, budget.apply, override.apply)
 
 
 def rule_input(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> RuleInput:
@@ -82,7 +82,7 @@ def terms_of(networks: Iterable[AccessNetwork], now: float, facts: Facts) -> Pre
 def _named(network: AccessNetwork, facts: Facts) -> dict[Address, None]:
     """The first addresses of the clients of a network whose terms may differ from the network's."""
     by_hand = (o.client for o in facts.overrides if o.network == network.name)
-    addresses = (*by_hand, *facts.spent.get(network.name, ()))
+    addresses = (*by_hand, *facts.spent.get(network.name, ()), *facts.lacking.get(network.name, ()))
     return dict.fromkeys(network.client_prefix.first(address) for address in addresses if address is not None)
 
 

@@ -21,6 +21,7 @@ class RuleName(StrEnum):
 
     CONFIGURED = "configured"
     SCHEDULE = "schedule"
+    OVERFLOW = "overflow"
     BUDGET = "budget"
     BY_HAND = "by hand"
 
@@ -46,6 +47,10 @@ Terms = Mapping[RateKind, Term]
 
 ClientKey = tuple[str, Address]
 """A client: the name of its access network, and its first address there."""
+
+
+Lacking = Mapping[str, Mapping[Address, Rate]]
+"""By network and client, what its more preferred paths lack of the network's overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ class Facts(NamedTuple):
     overrides: tuple[Override, ...] = ()
     wall_clock: WallClock = WallClock()
     spent: Spent = MappingProxyType({})
+    lacking: Lacking = MappingProxyType({})
 
 
 class PresentWindow(NamedTuple):
