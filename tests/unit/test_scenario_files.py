@@ -59,8 +59,9 @@ def test_project_scenarios_are_valid_and_say_what_the_seed_found(name: str) -> N
     assert all(experiment.scenario.report for experiment in experiments)
 
 
-def test_project_has_the_demo_the_sets_of_five_seeds_uploads_and_servers() -> None:
-    assert {name.split("/")[0] for name in available()} == {"demo", "s0", "s1", "s2", "s3", "s4", "servers", "uplink"}
+def test_project_has_the_demo_five_seeds_uploads_servers_and_policies() -> None:
+    seeds = {"s0", "s1", "s2", "s3", "s4"}
+    assert {name.split("/")[0] for name in available()} == {"demo", *seeds, "servers", "uplink", "policies"}
 
 
 def test_load_fills_in_defaults(tmp_path: Path) -> None:

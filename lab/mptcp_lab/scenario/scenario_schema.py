@@ -15,7 +15,7 @@ from mptcp_lab.port import Port
 from mptcp_lab.proxy_server import Access
 from mptcp_lab.scenario.quantities import Amount, Moment, MomentText, Percent, Queue, QueueText, number
 from mptcp_lab.servers import ServerKind
-from mptcp_throttle.config.schema import RatesSection
+from mptcp_throttle.config.schema import BudgetSection, RatesSection
 from mptcp_throttle.config.validation import (
     DurationText,
     Flag,
@@ -207,6 +207,8 @@ class ThrottledNetwork(RatesSection):
     link: Name
     preference: Annotated[int, whole(1, 1000)]
     per: Annotated[Per, one_of(Per)] = Per.CLIENT
+    overflow: RateOrNull = None
+    budgets: tuple[BudgetSection, ...] = ()
 
 
 class ThrottleSection(Section):

@@ -331,6 +331,8 @@ class _Running:
                 network.preference,
                 network.rates,
                 network.per,
+                budgets=tuple(section.budget for section in network.budgets),
+                overflow=network.overflow,
             )
             for name, network in ({} if section is None else section.networks).items()
         ]
