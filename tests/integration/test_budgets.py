@@ -64,8 +64,7 @@ def test_running_download_is_slowed_by_a_spent_budget_until_more_is_added(world:
     world.download(client=one)
     world.wait_settled()
     spent = budgets(world)[first]
-    # Ethernet carries 1.25 MB/s; the daemon looks at the sockets every 0.4 s, and more often near the end.
-    assert AMOUNT <= spent["used"] < AMOUNT + MEGABYTE
+    assert AMOUNT <= spent["used"]
     assert (spent["left"], spent["stages_reached"], spent["allowed"]) == (0, 1, {"cap": "1mbit"})
     assert receive_rates(one, 4)["eth0"] < 1.25e6
     (subflow,) = world.capped()
@@ -73,7 +72,8 @@ def test_running_download_is_slowed_by_a_spent_budget_until_more_is_added(world:
     told = re.findall(r"budget (warning|stage 1 reached) (.* used)='(\S+) MB'", world.daemon.log_text())
     of_client = f"network=ethernet budget='6 MB' per=client every=day client={first} used"
     assert [(event, text) for event, text, _ in told] == [("warning", of_client), ("stage 1 reached", of_client)]
-    assert 4.8 <= float(told[0][2]) < 6 <= float(told[1][2])
+    # Ethernet carries 1.25 MB/s; the daemon looks at the sockets every 0.4 s, and more often near the end.
+    assert 4.8 <= float(told[0][2]) < 6 <= float(told[1][2]) < 7
     explained = world.services.cli("explain", first, "ethernet").stdout
     assert "cap: 1mbit (budget of 6 MB per day is used, until 00:00); otherwise none" in explained
     world.download(client=two)
@@ -100,6 +100,15 @@ def test_tcp_without_mptcp_counts_and_is_not_throttled(hosts: Hosts) -> None:
         world.download()
         subflows = world.services.subflows
         eventually(lambda: [each.rate for each in subflows() if each.kind == "limit"] == [CAP.bits_per_second], "limit")
+
+
+def test_short_tcp_connection_counts_whole_while_caps_are_paused(hosts: Hosts) -> None:
+    with serving(hosts, with_budgets(replace(BUDGET, per=Per.NETWORK)), DAEMON) as world:
+        world.services.cli("pause")
+        # Each ends before the daemon looks at it, most of them: what it has carried is known from its end alone.
+        for _ in range(15):
+            world.download(MEGABYTE // 10, mptcp=False).wait()
+        eventually(lambda: budgets(world)[None]["used"] > 1.5 * MEGABYTE, "all of it counted")
 
 
 def test_killed_daemon_counts_nothing_twice_and_keeps_what_is_spent(world: ProxyWorld) -> None:

@@ -24,7 +24,7 @@ from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
-from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple
+from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple, RateKind
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.sockets.program import SocketProgram
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup, count_paced
@@ -74,6 +74,7 @@ class PacedSockets:
         self._program: SocketProgram | None = None
         self._attached_to: tuple[Path, tuple[int, int]] | None = None
         self._networks: tuple[AccessNetwork, ...] = ()
+        self._reduced: tuple[tuple[AccessNetwork, ...], tuple[AccessNetwork, ...]] = (), ()
         self._paces: dict[FourTuple, int] = {}
         self._classes = _by_version({})
         self._has_qdisc = True
@@ -91,7 +92,7 @@ class PacedSockets:
         While the proxy restarts, or its cgroup cannot be found, the program stays where it is, so that paces can still
         be removed.
         """
-        self._set_networks(situation.networks if situation.throttling else ())
+        self._set_networks(situation.networks if situation.throttling else self._with_budgets_only(situation.networks))
         now = time.monotonic()
         if now >= self._find_at or self._is_outdated:
             self._find_at = now + _FIND_SECONDS
@@ -200,6 +201,15 @@ class PacedSockets:
             if error.number in LASTING_ERRORS:  # each attempt takes milliseconds
                 self._load_at = time.monotonic() + _RETRY_SECONDS
             raise
+
+    def _with_budgets_only(self, networks: tuple[AccessNetwork, ...]) -> tuple[AccessNetwork, ...]:
+        """Those of which the program has to count TCP without MPTCP while nothing is throttled, without rates."""
+        known, reduced = self._reduced
+        if known is not networks:
+            without = (network.with_rates(dict.fromkeys(RateKind)) for network in networks if network.budgets)
+            reduced = tuple(without)
+            self._reduced = networks, reduced
+        return reduced
 
     def _set_networks(self, networks: tuple[AccessNetwork, ...]) -> None:
         """Let the kernel program decide by these networks; if it refuses, `follow` soon attaches it again."""
