@@ -65,7 +65,8 @@ def test_running_download_is_slowed_by_a_spent_budget_until_more_is_added(world:
     world.wait_settled()
     spent = budgets(world)[first]
     assert AMOUNT <= spent["used"]
-    assert (spent["left"], spent["stages_reached"], spent["allowed"]) == (0, 1, {"cap": "1mbit"})
+    allowed = {"direction": "downlink", "kind": "cap", "rate": "1mbit"}
+    assert (spent["left"], spent["stages_reached"], spent["allowed"]) == (0, 1, [allowed])
     assert receive_rates(one, 4)["eth0"] < 1.25e6
     (subflow,) = world.capped()
     assert subflow.reason == "wifi is live; cap: budget of 6 MB per day is used"
