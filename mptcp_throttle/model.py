@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, NewType
 
+from mptcp_throttle.subnet_table import SubnetTable
 from mptcp_throttle.units import Rate, format_share, format_volume
 from mptcp_throttle.when import When
 
@@ -353,6 +354,55 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class Device:
+    """A client with a name, as configured: by access network its addresses or prefixes, and its own rates, if any.
+
+    A kind of rate that is absent is that of the network; None: unlimited.
+    """
+
+    name: str
+    addresses: Mapping[str, tuple[Network, ...]]
+    rates: Mapping[str, Mapping[RateKind, Rate | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedClient:
+    """A device in one access network: a client that has several `prefixes`, the lowest first, and none in another.
+
+    `rates` are its own, as those of a `Device`.
+    """
+
+    name: str
+    prefixes: tuple[Network, ...]
+    rates: Mapping[RateKind, Rate | None] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Address:
+        """Its first address, which stands for it."""
+        return self.prefixes[0].network_address
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The devices of an access network, which have no address in common."""
+
+    clients: tuple[NamedClient, ...] = ()
+    by_name: Mapping[str, NamedClient] = field(init=False, repr=False, compare=False)
+    by_first: Mapping[Address, NamedClient] = field(init=False, repr=False, compare=False)
+    _table: SubnetTable[NamedClient] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {client.name: client for client in self.clients})
+        object.__setattr__(self, "by_first", {client.first: client for client in self.clients})
+        table = SubnetTable((prefix, client) for client in self.clients for prefix in client.prefixes)
+        object.__setattr__(self, "_table", table)
+
+    def find(self, address: Address) -> NamedClient | None:
+        """The device with this address; None if no device has it."""
+        return self._table.find(address)
+
+
+@dataclass(frozen=True, slots=True)
 class AccessNetwork:
     """A network from which clients connect, with its configured rates.
 
@@ -361,7 +411,8 @@ class AccessNetwork:
     bounds the cap. A kind that `rates` does not have is unlimited. While a window of the `schedule` holds, its rates
     replace these. The cap of a client is raised by what its more preferred paths lack of `overflow`. The stages that
     are reached of its `budgets` narrow all of these. For `provisional` seconds the first subflow of a connection has
-    the cap's pace, too. It is a network of all proxies, or of the one with the name `proxy`.
+    the cap's pace, too. It is a network of all proxies, or of the one with the name `proxy`. Of its clients, the
+    `devices` have names.
     """
 
     name: str
@@ -376,6 +427,17 @@ class AccessNetwork:
     proxy: str | None = None
     budgets: tuple[Budget, ...] = ()
     overflow: Rate | None = None
+    devices: Devices = Devices()
+
+    def client(self, address: Address) -> Address:
+        """The first address of the client that has this one: of its device, or else of its prefix."""
+        device = self.devices.find(address)
+        return self.client_prefix.first(address) if device is None else device.first
+
+    def prefixes(self, client: Address) -> tuple[Network, ...]:
+        """What a client has, by its first address: the prefixes of its device, or else its prefix."""
+        device = self.devices.by_first.get(client)
+        return (ip_network(f"{client}/{self.client_prefix.bits(client)}"),) if device is None else device.prefixes
 
     @property
     def kinds(self) -> frozenset[RateKind]:

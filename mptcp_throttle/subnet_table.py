@@ -5,10 +5,12 @@ The kernel program looks networks up in the same way (BPF_MAP_TYPE_LPM_TRIE).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from mptcp_throttle.model import AccessNetwork, Address, Network
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mptcp_throttle.model import AccessNetwork, Address, Network
 
 _T = TypeVar("_T")
 

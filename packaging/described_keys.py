@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -14,12 +14,19 @@ from pydantic import ValidationError
 from commented_yaml import Entry, Setting, parse
 from markdown_text import code, prose, with_named_units
 from mptcp_throttle.config.changes import services_to_restart
-from mptcp_throttle.config.schema import NetworkFile, ServiceFile
+from mptcp_throttle.config.schema import (
+    DeviceFile,
+    NetworkFile,
+    ReplacingRatesSection,
+    ReplacingUplinkSection,
+    ServiceFile,
+)
 from mptcp_throttle.config.validation import Section
 from mptcp_throttle.rpc import Json
 
 _SERVICES: Final = Path("config/mptcp-throttle.yaml")
 _NETWORK: Final = Path("config/networks.d/lte.yaml")
+_DEVICE: Final = Path("config/examples/clients.d/alices-phone.yaml")
 _RELOAD: Final = " (reload)"
 _DOCUMENT: Final = re.compile(r"docs/(\S+\.md)")
 _EITHER: Final = {
@@ -31,24 +38,32 @@ _EITHER: Final = {
 }
 """Keys of which a file needs one of two."""
 
+_CHOSEN: Final[dict[tuple[type[Section], str], str]] = {(DeviceFile, "networks"): "NETWORK"}
+"""Keys below which the operator chooses names, and what these are the names of."""
+
 _NO_VALUE: Final = object()
 """What no key allows."""
 
 
 def keys() -> dict[str, list[str]]:
-    """The keys of each of the two kinds of files, in the order of the file."""
-    services = _described(_SERVICES, ServiceFile, services_to_restart)
-    return {"mptcp-throttle.yaml": services, "networks.d": _described(_NETWORK, NetworkFile, lambda _: ())}
+    """The keys of each of the three kinds of files, in the order of the file."""
+    return {
+        "mptcp-throttle.yaml": _described(_SERVICES, ServiceFile, services_to_restart),
+        "networks.d": _described(_NETWORK, NetworkFile, lambda _: ()),
+        "clients.d": _described(_DEVICE, DeviceFile, lambda _: ()),
+    }
 
 
 def _described(file: Path, schema: type[Section], restarts: Callable[[str], tuple[str, ...]]) -> list[str]:
     text = file.read_text(encoding="utf-8")
     entries = parse(text)[1]
     lines: list[str] = []
-    named = set()
+    named: set[str] = set()
     for entry in entries:
         settings = list(_with_alternatives(entry))
-        paths = [setting.path for setting in settings]
+        paths = [_general(schema, setting.path) for setting in settings]
+        if named.issuperset(paths):
+            continue  # the same for another access network
         named.update(paths)
         words = [line.removesuffix(_RELOAD) for line in entry.lines if line != _RELOAD.strip()]
         if words != entry.lines and any(map(restarts, paths)):
@@ -74,18 +89,36 @@ def _with_alternatives(entry: Entry) -> Iterator[Setting]:
             yield Setting("proxies", None)
 
 
-def _is_section(schema: type[Section], path: str) -> bool:
-    *outer, key = path.split(".")
-    for name in outer:
-        schema = schema.model_fields[name].annotation  # type: ignore[assignment]
-    annotation = schema.model_fields[key].annotation
+def _general(schema: type[Section], path: str) -> str:
+    """The path with the kind of each name that the operator chooses, in its place."""
+    first, *rest = path.split(".")
+    return ".".join([first, _CHOSEN[schema, first], *rest[1:]]) if rest and (schema, first) in _CHOSEN else path
+
+
+def _owner(schema: type[Section], path: str) -> tuple[type[Section] | None, str]:
+    """The section in which a path ends, None if the operator chooses the names there; and its last key."""
+    *outer, last = path.split(".")
+    annotation: object = schema
+    for key in outer:
+        annotation = annotation.model_fields[key].annotation if _is_schema(annotation) else get_args(annotation)[1]
+    return (annotation if _is_schema(annotation) else None), last
+
+
+def _is_schema(annotation: object) -> TypeGuard[type[Section]]:
     return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def _is_section(schema: type[Section], path: str) -> bool:
+    owner, key = _owner(schema, path)
+    return owner is None or _is_schema(owner.model_fields[key].annotation) or (schema, path) in _CHOSEN
 
 
 def _leaves(schema: type[Section], above: str = "") -> Iterator[str]:
     for name, field in schema.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+        if _is_schema(field.annotation):
             yield from _leaves(field.annotation, f"{above}{name}.")
+        elif (schema, name) in _CHOSEN:
+            yield from _leaves(get_args(field.annotation)[1], f"{above}{name}.{_CHOSEN[schema, name]}.")
         else:
             yield f"{above}{name}"
 
@@ -141,17 +174,19 @@ def _refusals(schema: type[Section], data: Json, path: str, value: object) -> li
 
 
 def _default(schema: type[Section], setting: Setting) -> str:
-    *outer, key = setting.path.split(".")
-    for name in outer:
-        schema = schema.model_fields[name].annotation  # type: ignore[assignment]
-    field = schema.model_fields[key]
+    owner, key = _owner(schema, setting.path)
+    if owner is None:
+        raise ValueError(f"{setting.path}: is chosen by the operator")
+    field = owner.model_fields[key]
     if setting.path in _EITHER and not field.get_default(call_default_factory=True):
         return f"this or {code(_EITHER[setting.path])} is required"
     if field.is_required():
         return "required"
+    if issubclass(owner, (ReplacingRatesSection, ReplacingUplinkSection)):
+        return "that of the network"
     if field.default is None:
         return code("null")
-    if setting.value is None or _value(schema, key, setting.value) != field.default:
+    if setting.value is None or _value(owner, key, setting.value) != field.default:
         raise ValueError(f"{setting.path}: the file has another value than the default")
     return code(setting.value)
 

@@ -24,6 +24,10 @@ _MANUAL: Final = "mptcp-throttle"
 _CONFIGURATION: Final = {
     "mptcp-throttle.yaml": ("config/mptcp-throttle.yaml", "configuration of the services of mptcp-throttle"),
     "mptcp-throttle-network": ("config/networks.d/lte.yaml", "configuration of an access network of mptcp-throttle"),
+    "mptcp-throttle-device": (
+        "config/examples/clients.d/alices-phone.yaml",
+        "configuration of a device, a client of mptcp-throttle with a name",
+    ),
 }
 _ENVIRONMENT: Final = "usr/lib/mptcp-throttle/bin"
 _SHELLS: Final = {"bash": "mptcp-throttle", "zsh": "_mptcp-throttle", "fish": "mptcp-throttle.fish"}

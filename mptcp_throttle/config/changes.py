@@ -8,7 +8,8 @@ from typing import Final
 
 from mptcp_throttle.config.schema import RATE_KEYS, Config
 from mptcp_throttle.config.yaml_file import dotted
-from mptcp_throttle.model import AccessNetwork, Network
+from mptcp_throttle.devices import shown_prefix
+from mptcp_throttle.model import AccessNetwork, Device, Network
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttle.units import format_share
 
@@ -18,6 +19,7 @@ WEB: Final = "mptcp-throttle-web"
 NAMESPACE: Final = "mptcp-throttle-namespace"
 
 _MOST_NAMED: Final = 20
+_OF_NETWORK: Final = "(that of the network)"
 
 _RELOADED: Final = frozenset(
     {
@@ -26,6 +28,7 @@ _RELOADED: Final = frozenset(
         "daemon.other_traffic",
         "log_level",
         "networks_directory",
+        "clients_directory",
         "time_zone",
     }
 )
@@ -54,7 +57,7 @@ _DAEMON_ONLY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: the texts of `key` before and after, None where it is absent.
+    """One difference: the texts of `key` before and after, None where it is absent, and empty if it has none.
 
     `restart` names the services that must be restarted; it is empty if a reload suffices.
     """
@@ -69,7 +72,7 @@ class Change:
             return f"{self.key} added"
         if self.new is None:
             return f"{self.key} removed"
-        text = f"{self.key} {self.old} -> {self.new}"
+        text = f"{self.key} {self.old} -> {self.new}" if self.old or self.new else f"{self.key} changed"
         if not self.restart:
             return text
         *first, last = self.restart
@@ -78,8 +81,8 @@ class Change:
 
 
 def changes(old: Config, new: Config) -> tuple[Change, ...]:
-    """All differences: first those of the service file, then those of the networks."""
-    return (*_changed_settings(old, new), *_changed_networks(old, new))
+    """All differences: first those of the service file, then those of the networks, then those of the devices."""
+    return (*_changed_settings(old, new), *_changed_networks(old, new), *_changed_devices(old, new))
 
 
 def _changed_settings(old: Config, new: Config) -> Iterator[Change]:
@@ -150,9 +153,43 @@ def _changed_network(old: AccessNetwork, new: AccessNetwork) -> Iterator[Change]
 
 def _network_settings(network: AccessNetwork) -> dict[str, object]:
     settings = {field.name: getattr(network, field.name) for field in fields(network)}
-    for name in ("name", "subnets", "rates"):
+    for name in ("name", "subnets", "rates", "devices"):
         del settings[name]
     return {**settings, **{dotted(key): network.rates.get(kind) for kind, key in RATE_KEYS.items()}}
+
+
+def _changed_devices(old: Config, new: Config) -> Iterator[Change]:
+    """The devices that have come, gone or changed; if these are many, their number."""
+    before, after = ({device.name: device for device in config.devices} for config in (old, new))
+    gone = [Change(f"device {name}", "", None) for name in before if name not in after]
+    come = [Change(f"device {name}", None, "") for name in after if name not in before]
+    changed = [name for name, device in after.items() if before.get(name, device) != device]
+    yield from gone if len(gone) <= _MOST_NAMED else [Change(f"{len(gone)} devices", "", None)]
+    yield from come if len(come) <= _MOST_NAMED else [Change(f"{len(come)} devices", None, "")]
+    for name in changed[:_MOST_NAMED]:
+        yield from _changed_device(before[name], after[name])
+    if len(changed) > _MOST_NAMED:
+        yield Change(f"{len(changed) - _MOST_NAMED} more devices", "", "")
+
+
+def _changed_device(old: Device, new: Device) -> Iterator[Change]:
+    for absent, settings in ((None, _device_addresses), (_OF_NETWORK, _device_rates)):
+        before, after = settings(old), settings(new)
+        for key in dict.fromkeys((*before, *after)):
+            if before.get(key) != after.get(key):
+                yield Change(f"device {new.name}: {key}", before.get(key, absent), after.get(key, absent))
+
+
+def _device_addresses(device: Device) -> dict[str, str]:
+    return {f"{name}.addresses": ", ".join(map(shown_prefix, all_of)) for name, all_of in device.addresses.items()}
+
+
+def _device_rates(device: Device) -> dict[str, str]:
+    return {
+        f"{name}.{dotted(RATE_KEYS[kind])}": _text(kind, rate)
+        for name, rates in device.rates.items()
+        for kind, rate in rates.items()
+    }
 
 
 def _not_in(present: Iterable[Network], subnets: Iterable[Network]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Loads the configuration: YAML files to one frozen `Config`, or a `ConfigError` with all problems.
 
-`mptcp-throttle.yaml` configures the services, each file in `networks.d/` an access network. Both services and
-`mptcp-throttle check-config` validate them together.
+`mptcp-throttle.yaml` configures the services, each file in `networks.d/` an access network, and each in `clients.d/` a
+device. Both services and `mptcp-throttle check-config` validate them together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+from mptcp_throttle.config.device_files import load_devices, with_devices
 from mptcp_throttle.config.schema import (
+    CLIENTS_DIRECTORY,
     MAX_INTERFACES,
     MAX_PORT_ITEMS,
     NETWORKS_DIRECTORY,
@@ -61,7 +63,7 @@ _T = TypeVar("_T")
 
 
 def load_config(path: Path, network_files: Sequence[Path] | None = None) -> Config:
-    """The configuration of `path` and its network files, or of `path` and these.
+    """The configuration of `path`, its devices and its network files, or of these network files.
 
     Raises ConfigError with all problems found, one line each.
     """
@@ -76,11 +78,14 @@ def load_config(path: Path, network_files: Sequence[Path] | None = None) -> Conf
             *_web(service, service_file),
         ]
     networks = _attempt(problems, _networks, service_file, network_files, service)
-    if problems or service is None or networks is None:
+    loaded = _attempt(problems, lambda: load_devices(_device_files(service_file)))
+    if problems or service is None or networks is None or loaded is None:
         raise ConfigError(problems)
+    proxies = Proxies(_by_name(service))
+    networks, devices = with_devices(networks, loaded, proxies)
     group = service.socket_group
     return Config(
-        proxies=Proxies(_by_name(service)),
+        proxies=proxies,
         sniffer=service.sniffer,
         daemon=service.daemon,
         metrics=service.metrics,
@@ -91,17 +96,20 @@ def load_config(path: Path, network_files: Sequence[Path] | None = None) -> Conf
         state_directory=Path(service.state_directory),
         socket_group=None if group is None else SocketGroup(group, service_file.where(("socket_group",))),
         networks=networks,
+        devices=devices,
     )
 
 
 def config_paths(path: Path) -> tuple[Path, ...]:
-    """What `load_config` reads: `path`, the directory of the network files, these, and files of subnets.
+    """What `load_config` reads: `path`, the network files, files of subnets, the devices, and their directories.
 
     Raises ConfigError.
     """
-    files = _network_files(read_yaml(path))
+    service_file = read_yaml(path)
+    files, devices = _network_files(service_file), _device_files(service_file)
     subnets_files = filter(None, (_subnets_path(read_yaml(file)) for file in files))
-    return path, files[0].parent, *files, *subnets_files
+    directories = (each[0].parent for each in (files, devices) if each)
+    return path, *directories, *files, *subnets_files, *devices
 
 
 def find_sockets(path: Path) -> Sockets:
@@ -236,8 +244,8 @@ def _web(service: ServiceFile, file: YamlFile) -> list[str]:
     return problems
 
 
-def network_files_in(directory: Path) -> list[Path]:
-    """The files of access networks in a directory, in any order, without hidden files. Raises OSError."""
+def yaml_files_in(directory: Path) -> list[Path]:
+    """The files of access networks or devices in a directory, in any order, without hidden files. Raises OSError."""
     entries = (entry for entry in directory.iterdir() if not entry.name.startswith("."))
     return [entry for entry in entries if entry.suffix in {".yaml", ".yml"}]
 
@@ -249,12 +257,27 @@ def _network_files(service_file: YamlFile) -> list[Path]:
     directory = service_file.path.parent / name
     prefix = f"{service_file.place('networks_directory')}: {directory}:"
     try:
-        paths = sorted(network_files_in(directory))
+        paths = sorted(yaml_files_in(directory))
     except OSError as error:
         raise ConfigError([f"{prefix} cannot be read: {error.strerror}"]) from error
     if not paths:
         raise ConfigError([f"{prefix} has no access network; allowed: one NAME.yaml per access network"])
     return paths
+
+
+def _device_files(service_file: YamlFile) -> list[Path]:
+    """The files of the devices; none if there is no such directory."""
+    name = service_file.data.get("clients_directory", CLIENTS_DIRECTORY)
+    if not is_text(name):
+        return []  # the validation of ServiceFile reports it
+    directory = service_file.path.parent / name
+    try:
+        return sorted(yaml_files_in(directory))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        prefix = f"{service_file.place('clients_directory')}: {directory}:"
+        raise ConfigError([f"{prefix} cannot be read: {error.strerror}"]) from error
 
 
 def _subnets_path(network_file: YamlFile) -> Path | None:

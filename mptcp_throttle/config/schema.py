@@ -17,7 +17,7 @@ from zoneinfo import TZPATH, ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator
 
 from mptcp_throttle.config.password_hash import PasswordHash
-from mptcp_throttle.config.subnets import parse_subnet
+from mptcp_throttle.config.subnets import parse_prefix, parse_subnet
 from mptcp_throttle.config.validation import (
     DurationText,
     Flag,
@@ -45,6 +45,7 @@ from mptcp_throttle.model import (
     ClassifierKind,
     ClientPrefix,
     Counting,
+    Device,
     Direction,
     Endpoint,
     Every,
@@ -64,6 +65,7 @@ from mptcp_throttle.units import Rate, parse_duration, parse_share, parse_size, 
 from mptcp_throttle.when import WEEKDAYS, When
 
 NETWORKS_DIRECTORY: Final = "networks.d"
+CLIENTS_DIRECTORY: Final = "clients.d"
 RATE_KEYS: Final[dict[RateKind, KeyPath]] = {
     RateKind.CAP: ("cap",),
     RateKind.LIMIT: ("limit",),
@@ -91,6 +93,8 @@ _MAX_WINDOWS: Final = 64
 _MAX_BUDGETS: Final = 8
 _MONTH_DAYS: Final = 31
 _MAX_STAGES: Final = 8
+_MAX_ADDRESSES: Final = 64
+MAX_DEVICE_NETWORKS: Final = 64
 MAX_INTERFACES: Final = 16
 MAX_PORT_ITEMS: Final = 64
 """The most ports and ranges of all proxies. Each makes the programs that select packets longer (`jump_by_port`)."""
@@ -138,7 +142,7 @@ def _time_zone(text: str) -> ZoneInfo:
         raise ValueError("needs the package tzdata" if is_missing else allowed) from error
 
 
-def _scheduled_rate(text: str) -> Rate | None:
+def _replacing_rate(text: str) -> Rate | None:
     try:
         return None if text == _UNLIMITED else Rate.parse(text)
     except ValueError as error:
@@ -312,6 +316,7 @@ class ServiceFile(Section):
     state_directory: Annotated[str, text_that(os.path.isabs, "an absolute path")] = "/var/lib/mptcp-throttle"
     socket_group: Annotated[str, text_that(bool, "the name of a group, or null")] | None = "mptcp-throttle"
     networks_directory: Annotated[str, text_that(bool, "a path")] = NETWORKS_DIRECTORY
+    clients_directory: Annotated[str, text_that(bool, "a path")] = CLIENTS_DIRECTORY
 
 
 class RunDirectoryFile(Section):
@@ -350,32 +355,41 @@ class RatesSection(Section):
         return {kind: rate for kind, rate in zip(RATE_KEYS, values, strict=True) if rate is not None}
 
 
-ScheduledRate = Annotated[Rate | None, parsed_by(_scheduled_rate, or_null=True)] | None
+ReplacingRate = Annotated[Rate | None, parsed_by(_replacing_rate, or_null=True)] | None
 
 
-class ScheduledUplinkSection(Section):
-    """The rates from the clients while a window holds."""
+class ReplacingUplinkSection(Section):
+    """The rates from the clients in place of others."""
 
-    cap: ScheduledRate = None
-    limit: ScheduledRate = None
+    cap: ReplacingRate = None
+    limit: ReplacingRate = None
 
 
-class WindowSection(Section):
-    """A window of a schedule. A rate that is absent stays as configured; null is unlimited."""
+class ReplacingRatesSection(Section):
+    """Rates in place of those of an access network: one that is absent stays as it is; null is unlimited."""
+
+    cap: ReplacingRate = None
+    limit: ReplacingRate = None
+    uplink: ReplacingUplinkSection = ReplacingUplinkSection()
+
+    @property
+    def rates(self) -> dict[RateKind, Rate | None]:
+        """Those that it has."""
+        sections = {Direction.DOWNLINK: self, Direction.UPLINK: self.uplink}
+        keys = ((kind, sections[kind.direction], key[-1]) for kind, key in RATE_KEYS.items())
+        return {kind: getattr(section, key) for kind, section, key in keys if key in section.model_fields_set}
+
+
+class WindowSection(ReplacingRatesSection):
+    """A window of a schedule."""
 
     when: Annotated[When, parsed_by(When.parse)]
     counts: Flag = True
-    cap: ScheduledRate = None
-    limit: ScheduledRate = None
-    uplink: ScheduledUplinkSection = ScheduledUplinkSection()
 
     @property
     def window(self) -> Window:
         """When it holds, and the rates that it has."""
-        sections = {Direction.DOWNLINK: self, Direction.UPLINK: self.uplink}
-        keys = ((kind, sections[kind.direction], key[-1]) for kind, key in RATE_KEYS.items())
-        given = {kind: getattr(section, key) for kind, section, key in keys if key in section.model_fields_set}
-        return Window(self.when, given, self.counts)
+        return Window(self.when, self.rates, self.counts)
 
 
 class StageSection(RatesSection):
@@ -452,6 +466,28 @@ class NetworkFile(RatesSection):
         )
 
 
+class DeviceNetworkSection(ReplacingRatesSection):
+    """A device in one access network."""
+
+    addresses: Annotated[tuple[Annotated[Network, parsed_by(parse_prefix)], ...], list_of("addresses", _MAX_ADDRESSES)]
+
+
+class DeviceFile(Section):
+    """A file in clients.d."""
+
+    name: Name
+    networks: Annotated[dict[str, DeviceNetworkSection], mapping_of("access networks", MAX_DEVICE_NETWORKS)]
+
+    @property
+    def device(self) -> Device:
+        """The device that it configures."""
+        return Device(
+            self.name,
+            {name: section.addresses for name, section in self.networks.items()},
+            {name: rates for name, section in self.networks.items() if (rates := section.rates)},
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class SocketGroup:
     """The group that may use the sockets. It is looked up only when used; `where` is FILE:LINE of its name."""
@@ -489,7 +525,7 @@ class Sockets:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A valid configuration. Networks are ordered by preference, then name."""
+    """A valid configuration. Networks are ordered by preference, then name; devices by name."""
 
     proxies: Proxies
     sniffer: SnifferSection
@@ -502,6 +538,7 @@ class Config:
     state_directory: Path
     socket_group: SocketGroup | None
     networks: tuple[AccessNetwork, ...]
+    devices: tuple[Device, ...] = ()
 
     @property
     def proxy(self) -> Proxy:

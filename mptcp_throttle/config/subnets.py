@@ -46,6 +46,16 @@ def parse_subnet(text: str) -> Network:
     return subnet
 
 
+def parse_prefix(text: str) -> Network:
+    """Parse an address, or a prefix such as `10.1.0.0/28`, of a client. Raises ValueError with what is allowed."""
+    if "/" in text:
+        return parse_subnet(text)
+    try:
+        return ip_network(parse_address(text))
+    except ValueError as error:
+        raise ValueError(f"{error}; or a prefix such as 10.1.0.64/28") from error
+
+
 def read_subnets(path: Path, key: str) -> dict[Network, int]:
     """The subnets in a file, each with the first line (from 1) that has it.
 

@@ -44,16 +44,25 @@ class YamlFile:
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read a file that contains one mapping.
+    """Read a file that contains one mapping. Raises ConfigError as `read_yaml_text` and `parse_yaml` do."""
+    return parse_yaml(path, read_yaml_text(path))
+
+
+def read_yaml_text(path: Path) -> str:
+    """The text of a file. Raises ConfigError if it is unreadable."""
+    try:
+        return read_text_file(path, _MOST_BYTES)
+    except ValueError as error:
+        raise ConfigError([f"{path}: {error}"]) from error
+
+
+def parse_yaml(path: Path, text: str) -> YamlFile:
+    """The file with this text, which contains one mapping.
 
     Keys are text; values are null, bool, int, text, lists and mappings.
 
-    Raises ConfigError if it is unreadable, empty, not YAML, no mapping, or names a key twice.
+    Raises ConfigError if it is empty, not YAML, no mapping, or names a key twice.
     """
-    try:
-        text = read_text_file(path, _MOST_BYTES)
-    except ValueError as error:
-        raise ConfigError([f"{path}: {error}"]) from error
     try:
         loader = _Loader(text)
         root = loader.get_single_node()

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from mptcp_throttle.config.load import load_config, network_files_in
+from mptcp_throttle.config.load import load_config, yaml_files_in
 from mptcp_throttle.config.schema import NETWORKS_DIRECTORY
 from mptcp_throttle.errors import ConfigError, listed
 from mptcp_throttle.rpc import Json
@@ -123,4 +123,4 @@ def check_together(config: Path, directory: Path, texts: Mapping[str, str], with
 
 def _network_files(directory: Path) -> list[Path]:
     """The present files; empty if there is no such directory."""
-    return network_files_in(directory) if directory.is_dir() else []
+    return yaml_files_in(directory) if directory.is_dir() else []

@@ -18,7 +18,7 @@ REPOSITORY: Final = Path(__file__).parents[2]
 DEBIAN: Final = REPOSITORY / "packaging/debian"
 PROJECT: Final = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PROGRAMS: Final = packaged_programs(REPOSITORY)
-CONFIGURATION: Final = ("mptcp-throttle.yaml", "networks.d/lte.yaml")
+CONFIGURATION: Final = ("mptcp-throttle.yaml", "networks.d/lte.yaml", "examples/clients.d/alices-phone.yaml")
 
 
 def test_package_has_all_programs_but_that_of_the_lab() -> None:

@@ -65,7 +65,7 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
 @pytest.mark.parametrize(
     ("added", "line"),
     [
-        ("colour: red", "colour: 'red': unknown key; allowed: daemon, "),
+        ("colour: red", "colour: 'red': unknown key; allowed: clients_directory, "),
         ("sniffer: {histroy: 5}", "sniffer.histroy: 5: unknown key; allowed: capture_buffer, history, "),
         ("daemon: {linger: 5}", "daemon.linger: 5: is not a duration; allowed: "),
         ("daemon: {reconcile_interval: 1ms}", "daemon.reconcile_interval: '1ms': is too small; allowed: 500ms or more"),
