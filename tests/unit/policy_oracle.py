@@ -100,7 +100,7 @@ def _group_clients(connections: Iterable[Connection], locators: Locators) -> dic
         for subflow in connection.subflows:
             network = locate(subflow.ends.client.address)
             if network is not None:
-                root((network.name, locate.prefix(subflow.ends.client.address)))
+                root((network.name, locate.client(subflow.ends.client.address)))
         for name, pair in links(connection, locate):
             older, newer = sorted(
                 (root((name, address)) for address in pair), key=lambda member: address_order(member[1])

@@ -185,7 +185,7 @@ def test_map_has_the_pace_of_a_client_for_its_addresses_alone(
         network = locate(address)
         rate = None
         if network is not None and network.name == "lte":
-            rate = own if locate.prefix(address) == client else cap
+            rate = own if locate.client(address) == client else cap
         found = found_in_the_map(address, packed, TWO_PROXIES, number)
         pace = c_layout.unpack(program_layout.Network, found).pace if found else 0
         assert pace == (0 if rate is None else payload_pace(rate, 1))

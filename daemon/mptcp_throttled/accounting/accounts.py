@@ -190,7 +190,7 @@ class Accounts:
             locate = self._locators.of(self._accepted_by.get(each.ends, each.ends.proxy.port))
             network = locate(address)
             if network is not None:
-                located.append((network, locate.prefix(address), each))
+                located.append((network, locate.client(address), each))
         return located
 
 

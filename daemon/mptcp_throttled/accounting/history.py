@@ -114,7 +114,7 @@ def requested_accounts(name: str, networks: Sequence[AccessNetwork], proxies: Pr
         known = ", ".join(network.name for network in networks)
         problem = f"no such network and no address; allowed: {known}, or an IP address without a zone"
         raise UserError(f"{shown(name)}: {problem}") from error
-    prefixes = [locate.prefix(address) for locate in Locators(networks, proxies).each if locate(address) is not None]
+    prefixes = [locate.client(address) for locate in Locators(networks, proxies).each if locate(address) is not None]
     return [Account(Kind.CLIENT, str(prefix)) for prefix in dict.fromkeys(prefixes or [address])]
 
 

@@ -42,7 +42,7 @@ def requested_owner(name: Json, config: Config) -> Owner:
     except ValueError as error:
         raise UserError(f"{shown(name)}: no such network and no address; allowed: {allowed}") from error
     located = {
-        network.name: locate.prefix(address)
+        network.name: locate.client(address)
         for locate in Locators(config.networks, config.proxies).each
         if (network := locate(address)) is not None
     }

@@ -58,8 +58,8 @@ def _decisions_by_network(snapshot: Snapshot, client: Address, locators: Locator
     by_network: dict[str, list[Decision]] = {}
     for token, decisions in snapshot.decisions.items():
         locate = locators.of(snapshot.connections[token].port)
-        first = locate.prefix(client)
-        if any(locate.prefix(decision.subflow.ends.client.address) == first for decision in decisions):
+        first = locate.client(client)
+        if any(locate.client(decision.subflow.ends.client.address) == first for decision in decisions):
             for decision in decisions:
                 if decision.network is not None:
                     by_network.setdefault(decision.network, []).append(decision)
@@ -69,8 +69,8 @@ def _decisions_by_network(snapshot: Snapshot, client: Address, locators: Locator
 def _of_network(
     view: View, network: AccessNetwork, client: Address, decisions: Iterable[Decision], uses: Iterable[BudgetUse]
 ) -> Json:
-    addresses = {network.client_prefix.first(decision.subflow.ends.client.address) for decision in decisions}
-    asked = network.client_prefix.first(client)
+    addresses = {network.client(decision.subflow.ends.client.address) for decision in decisions}
+    asked = network.client(client)
     # Rates by hand are those of an address.
     first = asked if asked in addresses or not addresses else min(addresses, key=int)
     made = steps(rule_input(network, first, view.now.monotonic, view.snapshot.facts))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from mptcp_throttle.config.subnets import parse_address
+from mptcp_throttle.devices import named
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import UserError, listed
 from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
@@ -54,7 +55,7 @@ class OperatorStore:
         now = self._clock.monotonic()
         overrides = tuple(o for o in self._state.overrides if not is_over(o, now))
         for expired in set(self._state.overrides) - set(overrides):
-            _log.info("override of %s %s expired", expired.subject, expired.kind)
+            _log.info("override of %s %s expired", self._subject(expired), expired.kind)
         pause = self._state.pause
         if pause is not None and is_over(pause, now):
             _log.info("pause expired")
@@ -65,10 +66,12 @@ class OperatorStore:
     def adopt(self, networks: Sequence[AccessNetwork]) -> tuple[str, ...]:
         """Use these access networks from now on; a line for every override that does not fit them and is dropped."""
         self._networks, self._locators = networks, Locators(networks, self._proxies)
-        self._prefixes = {network.name: network.client_prefix for network in networks}
+        self._by_name = {network.name: network for network in networks}
         before = self._state.overrides
         objections = {override: self._objection(override, before) for override in before}
-        dropped = tuple(f"override of {o.subject} {o.kind} dropped: {why}" for o, why in objections.items() if why)
+        dropped = tuple(
+            f"override of {self._subject(o)} {o.kind} dropped: {why}" for o, why in objections.items() if why
+        )
         for line in dropped:
             _log.warning("%s", line)
         self._keep(replace(self._state, overrides=tuple(o for o, why in objections.items() if why is None)))
@@ -118,8 +121,14 @@ class OperatorStore:
 
     def _target(self, name: str, client: Address | None) -> tuple[str, Address | None]:
         """Whose rates are set for this network and client: a client's, by its first address; None: the network's."""
-        prefix = self._prefixes.get(name)
-        return name, client if client is None or prefix is None else prefix.first(client)
+        network = self._by_name.get(name)
+        return name, client if client is None or network is None else network.client(client)
+
+    def _subject(self, override: Override) -> str:
+        """Whose rate is set, in words, with the name of the device."""
+        network = self._by_name.get(override.network)
+        device = None if network is None or override.client is None else network.devices.find(override.client)
+        return named(override.subject, None if device is None else device.name)
 
     def _objection(self, override: Override, overrides: Iterable[Override]) -> str | None:
         """Why an override, one of `overrides`, does not fit the networks, in one line; None if it fits."""
@@ -204,7 +213,8 @@ def objection(override: Override, overrides: Iterable[Override], networks: Seque
     by_hand = {o.kind: o.rate for o in present if o.client is None}
     if override.client is not None:
         by_hand |= {o.kind: o.rate for o in present if o.client is not None}
-    rates = network.with_rates(by_hand).rates
+    device = None if override.client is None else network.devices.find(override.client)
+    rates = network.with_rates({**({} if device is None else device.rates), **by_hand}).rates
     for kind, limit_kind in ((direction.cap, direction.limit) for direction in Direction):
         cap, limit = rates.get(kind), rates.get(limit_kind)
         if cap is not None and limit is not None and cap > limit:

@@ -143,7 +143,7 @@ def _paths(networks: Mapping[str, AccessNetwork], snapshot: Snapshot) -> dict[Cl
     for decisions in snapshot.decisions.values():
         for capped in _capped(decisions, networks):
             network = networks[str(capped.network)]
-            key = network.name, network.client_prefix.first(capped.subflow.ends.client.address)
+            key = network.name, network.client(capped.subflow.ends.client.address)
             of_client = paths.setdefault(key, _Paths(network, [], []))
             of_client.capped.append(capped.subflow.ends)
             of_client.preferred.extend(

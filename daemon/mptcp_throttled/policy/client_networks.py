@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from ipaddress import ip_network
 
 from mptcp_throttle.model import AccessNetwork, Address, Network
 from mptcp_throttle.proxies import Proxies, networks_of
@@ -32,20 +31,26 @@ def _of_proxy(
         own = {client: terms for (name, client), terms in by_client.items() if name == network.name}
         within = _subnets_within(network, own)
         for client, terms in own.items():
-            bits = network.client_prefix.bits(client)
             # The part of a client's prefix that longer subnets do not have belongs to the network around it, if any.
-            around = table.find(client, client.max_prefixlen - bits)
-            subnets = [*within[client], ip_network(f"{client}/{bits}")] if around is network else within[client]
+            around = (
+                prefix
+                for prefix in network.prefixes(client)
+                if table.find(prefix.network_address, prefix.max_prefixlen - prefix.prefixlen) is network
+            )
             rates = {kind: term.rate for kind, term in terms.items()}
-            yield replace(network.with_rates(rates), subnets=tuple(subnets), proxy=proxy)
+            subnets = (*within[client], *around)
+            yield replace(network.with_rates(rates), subnets=subnets, proxy=proxy)
 
 
 def _subnets_within(network: AccessNetwork, clients: Collection[Address]) -> dict[Address, list[Network]]:
-    """By client, the subnets of its network that are parts of its prefix."""
+    """By client, the subnets of its network that are parts of its prefixes."""
     within: dict[Address, list[Network]] = {client: [] for client in clients}
-    prefix = network.client_prefix
     for subnet in network.subnets if clients else ():
-        first = subnet.network_address
-        if subnet.prefixlen > prefix.bits(first) and (client := prefix.first(first)) in within:
+        client = network.client(subnet.network_address)
+        if client in within and any(_is_part(subnet, prefix) for prefix in network.prefixes(client)):
             within[client].append(subnet)
     return within
+
+
+def _is_part(subnet: Network, prefix: Network) -> bool:
+    return subnet.version == prefix.version and subnet.prefixlen > prefix.prefixlen and subnet.network_address in prefix

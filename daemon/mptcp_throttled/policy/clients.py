@@ -1,9 +1,10 @@
 """Which addresses belong to one client, kept up to date while connections come and go.
 
-A client has a prefix (`AccessNetwork.client_prefix`), known by its first address: that is what address means here. A
-token joins the addresses that its connection uses on the same network: they are one client's. If that joins too many,
-as connections of different clients behind a carrier's NAT can, or those of a client with a large IPv6 prefix, each
-of these addresses is a client of its own. So one link concerns a bounded number of addresses.
+A client has a prefix (`AccessNetwork.client_prefix`), or the prefixes of its device. It is known by its first address:
+that is what address means here. A token joins the addresses that its connection uses on the same network: they are one
+client's. If that joins too many, as connections of different clients behind a carrier's NAT can, or those of a client
+with a large IPv6 prefix, each of these addresses is a client of its own. So one link concerns a bounded number of
+addresses.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def links(connection: Connection, locate: Locator) -> Iterator[tuple[str, Link]]
     first: dict[str, Address] = {}
     for subflow in connection.subflows:
         network = locate(subflow.ends.client.address)
-        address = locate.prefix(subflow.ends.client.address)
+        address = locate.client(subflow.ends.client.address)
         if network is not None and first.setdefault(network.name, address) != address:
             yield network.name, (first[network.name], address)
 

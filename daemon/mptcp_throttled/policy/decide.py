@@ -68,7 +68,7 @@ def decide(
     def own_terms(subflow: Subflow, network: AccessNetwork) -> _Own | None:
         if not terms.by_client:
             return None
-        client = network.client_prefix.first(subflow.ends.client.address)
+        client = network.client(subflow.ends.client.address)
         key = network.name, client
         return _Own(client, terms.by_client[key], terms.client_rates[key]) if key in terms.by_client else None
 

@@ -137,7 +137,7 @@ class DecisionTable:
         return previous
 
     def _client_of(self, network: AccessNetwork, address: Address) -> Address:
-        return self._clients[network.name](network.client_prefix.first(address))
+        return self._clients[network.name](network.client(address))
 
     def _change_clients(self, before: Iterable[Connection], after: Iterable[Connection]) -> list[Address]:
         """Remove and add the links of connections; the addresses whose client has changed."""
@@ -168,7 +168,7 @@ class DecisionTable:
 
     def _prefixes(self, connection: Connection) -> set[Address]:
         locate = self._locators.of(connection.port)
-        return {locate.prefix(subflow.ends.client.address) for subflow in connection.subflows}
+        return {locate.client(subflow.ends.client.address) for subflow in connection.subflows}
 
 
 def _changed(before: PresentTerms, after: PresentTerms) -> set[Address]:

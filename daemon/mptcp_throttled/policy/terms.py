@@ -9,7 +9,8 @@ To add a rule:
    no fact changes: the loop computes all terms again then. Without a `next_change` a rule must depend on facts alone.
 3. Name it in `RULES`. A later rule sees what earlier ones made of the rates; `override` is last, since what is set by
    hand replaces everything.
-4. If the terms of single clients may differ from their network's, let `_named` name these clients.
+4. If the terms of single clients may differ from their network's, let `_named` name these clients. There may be
+   thousands: a rule does for each only what concerns it alone.
 5. If the rule is configured, add its keys to `NetworkFile` (`config/schema.py`), a field to `AccessNetwork`
    (`model.py`) that `config/load.py` fills, and a comment to the shipped network file. If it looks at anything else,
    such as traffic, add that to `Facts`.
@@ -26,7 +27,8 @@ from mptcp_throttle.model import AccessNetwork, Address, Direction
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttle.schedule import next_change, window_at
 from mptcp_throttled.policy.client_networks import client_networks
-from mptcp_throttled.policy.rules import budget, overflow, override, schedule
+from mptcp_throttled.policy.rules import budget, device, overflow, override, schedule
+from mptcp_throttled.vocabulary.operator import Override
 from mptcp_throttled.vocabulary.terms import (
     UNLIMITED,
     ClientKey,
@@ -41,7 +43,7 @@ from mptcp_throttled.vocabulary.terms import (
 
 Rule = Callable[[Terms, RuleInput], Terms]
 
-RULES: Final[tuple[Rule, ...]] = (schedule.apply, overflow.apply, budget.apply, override.apply)
+RULES: Final[tuple[Rule, ...]] = (schedule.apply, device.apply, overflow.apply, budget.apply, override.apply)
 
 
 def rule_input(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> RuleInput:
@@ -70,20 +72,38 @@ def terms_of(networks: Iterable[AccessNetwork], now: float, facts: Facts) -> Pre
     by_network: dict[str, Terms] = {}
     by_client: dict[ClientKey, Terms] = {}
     for network in networks:
-        given = rule_input(network, None, now, facts)
-        of_network = by_network[network.name] = steps(given)[-1]
-        for client in _named(network, facts):
-            own = _own(steps(given._replace(client=client))[-1], of_network)
+        # What is set by hand for a client concerns no other.
+        by_hand, of_network = _of_clients(network, facts.overrides), _of_network(network, facts.overrides)
+        given = rule_input(network, None, now, facts._replace(overrides=of_network))
+        present = by_network[network.name] = steps(given)[-1]
+        for client in _named(network, by_hand, facts):
+            its_facts = given.facts
+            if client in by_hand:
+                its_facts = its_facts._replace(overrides=(*of_network, *by_hand[client]))
+            own = _own(steps(given._replace(client=client, facts=its_facts))[-1], present)
             if own:
                 by_client[network.name, client] = own
     return PresentTerms(by_network, by_client)
 
 
-def _named(network: AccessNetwork, facts: Facts) -> dict[Address, None]:
+def _named(network: AccessNetwork, by_hand: Iterable[Address], facts: Facts) -> dict[Address, None]:
     """The first addresses of the clients of a network whose terms may differ from the network's."""
-    by_hand = (o.client for o in facts.overrides if o.network == network.name)
-    addresses = (*by_hand, *facts.spent.get(network.name, ()), *facts.lacking.get(network.name, ()))
-    return dict.fromkeys(network.client_prefix.first(address) for address in addresses if address is not None)
+    devices = (client.first for client in network.devices.clients if client.rates)
+    counted = (*facts.spent.get(network.name, ()), *facts.lacking.get(network.name, ()))
+    return dict.fromkeys((*devices, *by_hand, *(network.client(each) for each in counted if each is not None)))
+
+
+def _of_network(network: AccessNetwork, overrides: Iterable[Override]) -> tuple[Override, ...]:
+    return tuple(setting for setting in overrides if setting.network == network.name and setting.client is None)
+
+
+def _of_clients(network: AccessNetwork, overrides: Iterable[Override]) -> dict[Address, list[Override]]:
+    """The overrides of the clients of a network, by the first address of each."""
+    by_client: dict[Address, list[Override]] = {}
+    for setting in overrides:
+        if setting.network == network.name and setting.client is not None:
+            by_client.setdefault(network.client(setting.client), []).append(setting)
+    return by_client
 
 
 def _own(of_client: Terms, of_network: Terms) -> Terms:

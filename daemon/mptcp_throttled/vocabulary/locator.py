@@ -19,10 +19,16 @@ class Locator:
         self._table = network_table(networks)
         self._known: dict[Address, AccessNetwork | None] = {}
 
-    def prefix(self, address: Address) -> Address:
-        """The first address of the prefix that its network gives to one client; in no network, the address itself."""
+    def client(self, address: Address) -> Address:
+        """The first address of the client that has this one in its network; in no network, the address itself."""
         network = self(address)
-        return address if network is None else network.client_prefix.first(address)
+        return address if network is None else network.client(address)
+
+    def device(self, address: Address) -> str | None:
+        """The name of the device that has the address in its network; None if none has it."""
+        network = self(address)
+        device = None if network is None else network.devices.find(address)
+        return None if device is None else device.name
 
     def __call__(self, address: Address) -> AccessNetwork | None:
         """The network; None if the address is in none."""

@@ -21,6 +21,7 @@ class RuleName(StrEnum):
 
     CONFIGURED = "configured"
     SCHEDULE = "schedule"
+    DEVICE = "device"
     OVERFLOW = "overflow"
     BUDGET = "budget"
     BY_HAND = "by hand"

@@ -58,6 +58,8 @@ class Steering:
         self._attached: frozenset[Interface] | None = None
         self._throttling: tuple[AccessNetwork, ...] = ()
         self._networks: tuple[AccessNetwork, ...] = ()
+        # By the network, not by the port of a subflow: its connection may belong to another proxy.
+        self._proxy_of: dict[str, str | None] = {}
         self._wanted: dict[FourTuple, Throttle] = {}
         self._shares = ShareNumbers()
         self._problem: str | None = None
@@ -89,6 +91,7 @@ class Steering:
             self._throttling = throttling
             has_cap = any(RateKind.CAP in network.rates for network in throttling)
             self._networks = throttling if has_cap else ()
+            self._proxy_of = {name: network.proxy for name, network in by_name(self._networks).items()}
         self._shares.linger = situation.linger
         now = time.monotonic()
         if not self._networks:
@@ -159,13 +162,11 @@ class Steering:
         numbers = {ends: self._shares.number(share) for ends, share in assigned.items()}
         program.assign(numbers)
         shared = {ends: number for ends, number in numbers.items() if assigned[ends].who != str(ends)}
-        # By the network, not by the port of the subflow: its connection may belong to another proxy.
-        named = {name: network.proxy for name, network in by_name(self._networks).items()}
         program.assign_clients(
             {
                 (proxy, ends.client.address): number
                 for ends, number in shared.items()
-                for proxy in self._proxies.numbers_of(named.get(assigned[ends].network))
+                for proxy in self._proxies.numbers_of(self._proxy_of.get(assigned[ends].network))
             }
         )
         self._shares.note(throttles)

@@ -23,6 +23,8 @@ def apply(terms: Terms, given: RuleInput) -> Terms:
     In a window that does not count, no rate is narrowed.
     """
     of_network = given.facts.spent.get(given.network.name, {})
+    if not of_network:
+        return terms
     subjects = (None,) if given.client is None else (None, given.client)
     offset, (window, change) = given.facts.wall_clock.offset, given.present
     is_free = window is not None and not window.counts

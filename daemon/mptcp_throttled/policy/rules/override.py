@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 def apply(terms: Terms, given: RuleInput) -> Terms:
     """The terms with rates set by hand in place of all others."""
-    name, first = given.network.name, given.network.client_prefix.first
+    if not given.facts.overrides:
+        return terms
+    name, client = given.network.name, given.network.client
     present = [o for o in given.facts.overrides if o.network == name and not is_over(o, given.now)]
     of_network = (o for o in present if o.client is None)
-    of_client = (o for o in present if o.client is not None and first(o.client) == given.client)
+    of_client = (o for o in present if o.client is not None and client(o.client) == given.client)
     return {**terms, **_terms(of_network, "by hand"), **_terms(of_client, "by hand for this client")}
 
 
