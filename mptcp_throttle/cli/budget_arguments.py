@@ -10,8 +10,8 @@ from mptcp_throttle.units import VOLUME_SYNTAX
 
 HELP: Final = "change what is used of a budget, or add to it"
 JSON_HELP: Final = "print JSON instead of tables"
-OWNER: Final = "NETWORK|ADDRESS"
-OWNER_HELP: Final = "an access network, or the address of a client"
+OWNER: Final = "NETWORK|CLIENT"
+OWNER_HELP: Final = "an access network, or a client: one of its addresses, or its device"
 
 PARAMETERS: Final = {
     "add": ("name", "amount", "until", "every"),

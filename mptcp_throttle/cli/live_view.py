@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mptcp_throttle.cli.tables import shown_reason
+from mptcp_throttle.devices import named
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 
@@ -146,7 +147,7 @@ def _rows(data: Json, recent: Recent, *, ascii_only: bool) -> Iterator[tuple[Seq
         yield (Text(name), *cells, present["cap"] or "-", "", "", bars, Text(", ".join(rates) + per)), "bold"
         for client in network["clients"]:
             bars = sparkline(recent.rates[str(network["name"]), client["client"]], ascii_only=ascii_only)
-            yield (Text(f"  {client['client']}"), *_client_cells(client), bars, ""), ""
+            yield (Text(f"  {named(client['client'], client.get('device'))}"), *_client_cells(client), bars, ""), ""
             for subflow in client["subflows"]:
                 yield _subflow_cells(subflow), _STYLES[subflow["state"]]
             if client["more_subflows"]:

@@ -24,6 +24,7 @@ from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate
 
 _TIMEOUT_SECONDS: Final = 10.0
+_RELOAD_SECONDS: Final = 60.0  # the files of 10 000 devices take 6 s, with a core of their own
 _HISTORY_SECONDS: Final = 3600.0
 _NETWORK_HELP: Final = "name of an access network"
 _FORMAT: Final = 1
@@ -65,19 +66,24 @@ def parser() -> argparse.ArgumentParser:
     )
     show_explanation = _command("explain", tables.show_explanation, "client", "network")
     explain = add("explain", show_explanation, "say what a client has, and which rules say so")
-    explain.add_argument("client", metavar="CLIENT", help="one of its addresses")
+    explain.add_argument("client", metavar="CLIENT", help="one of its addresses, or the name of its device")
     explain.add_argument("network", metavar="NETWORK", nargs="?", help=f"{_NETWORK_HELP}; default: all that it uses")
     top = add("top", _top, "live view of the busiest clients and their subflows")
     top.add_argument("--once", action="store_true", help="print once and end")
     top.add_argument("--sort", type=Order, choices=list(Order), default=Order.SENT, help="order; default: %(default)s")
     top.add_argument(
-        "--filter", default="", metavar="TEXT", help="only subflows with TEXT in address, port, network or state"
+        "--filter",
+        default="",
+        metavar="TEXT",
+        help="only subflows with TEXT in address, port, device, network or state",
     )
     top.add_argument(
         "--number", type=argument(_client_number), default=10, metavar="N", help="clients of each network; default: 10"
     )
     history = add("history", _history, "show what an access network or a client has carried")
-    history.add_argument("name", metavar="NETWORK|ADDRESS", help="an access network, or the address of a client")
+    history.add_argument(
+        "name", metavar="NETWORK|CLIENT", help="an access network, or a client: one of its addresses, or its device"
+    )
     history.add_argument(
         "--since",
         dest="seconds",
@@ -118,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_client(command: argparse.ArgumentParser, text: str) -> None:
-    command.add_argument("--client", metavar="ADDRESS", help=f"{text}, by its address in that network")
+    command.add_argument("--client", metavar="CLIENT", help=f"{text}: its address in that network, or its device")
 
 
 def _add_duration(command: argparse.ArgumentParser, ended_by: str) -> None:
@@ -131,8 +137,8 @@ def _add_duration(command: argparse.ArgumentParser, ended_by: str) -> None:
     )
 
 
-def _daemon(options: argparse.Namespace) -> RpcClient:
-    return RpcClient(find_sockets(options.config).daemon, _TIMEOUT_SECONDS, max_bytes=_MAX_ANSWER_BYTES)
+def _daemon(options: argparse.Namespace, timeout: float = _TIMEOUT_SECONDS) -> RpcClient:
+    return RpcClient(find_sockets(options.config).daemon, timeout, max_bytes=_MAX_ANSWER_BYTES)
 
 
 def _call(options: argparse.Namespace, method: str, *params: Json) -> Json:
@@ -199,9 +205,9 @@ def _budget(options: argparse.Namespace) -> None:
 
 
 def _reload(options: argparse.Namespace) -> None:
-    answer = _accepted(_call(options, "reload"))
+    answer = _accepted(_daemon(options, _RELOAD_SECONDS).call("reload"))
     # A sniffer that does not run will read the files when it starts.
-    sniffer = RpcClient(find_sockets(options.config).sniffer, _TIMEOUT_SECONDS)
+    sniffer = RpcClient(find_sockets(options.config).sniffer, _RELOAD_SECONDS)
     with suppress(RpcError):
         _accepted(sniffer.call("reload"))
     _print(options, answer, tables.show_reload)
@@ -255,6 +261,7 @@ def _check_config(options: argparse.Namespace) -> None:
         "ports": config.proxy.ports.items,
         "proxies": list(filter(None, config.proxies.by_name)),
         "networks": [network.name for network in config.networks],
+        "devices": len(config.devices),
     }
     _print(options, summary, tables.show_check)
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mptcp_throttle.cli.console import output_console
+from mptcp_throttle.devices import named
 from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.findings import not_captured
 from mptcp_throttle.rpc import Json
@@ -32,6 +33,7 @@ _FIGURES: Final = (
 )
 """What the control group is compared by: name, key, and unit."""
 
+_ALL: Final = {"network": "all", "client": ""}
 _HOUR_SECONDS: Final = 3600
 _DAY_SECONDS: Final = 86400
 _LEVELS: Final = {"ok": "green", "note": "yellow", "unknown": "yellow", "problem": "red"}
@@ -194,8 +196,11 @@ def _show_networks(console: Console, networks: Json) -> None:
         of_clients = Table("client", "network", *names, box=None)
         for name, client in clients:
             present = (_rate(client["rates"][direction][kind]) for direction, kind in rates)
-            of_clients.add_row(Text(client["client"]), name, *present)
+            of_clients.add_row(Text(named(client["client"], client.get("device"))), name, *present)
         console.print(of_clients)
+    for network in networks:
+        if network.get("more_client_rates"):
+            console.print(f"{network['name']}: {network['more_client_rates']} more clients have rates of their own")
 
 
 def _subnets(subnets: list[str], count: int) -> str:
@@ -254,7 +259,7 @@ def show_connections(data: Json) -> None:
             latency = subflow["join_to_cap_ms"]
             table.add_row(
                 "" if index else connection["token"],
-                Text(f"{subflow['client']} {subflow['client_port']}"),
+                Text(named(f"{subflow['client']} {subflow['client_port']}", subflow.get("device"))),
                 subflow["network"] or "-",
                 str(subflow["address_id"]),
                 "yes" if subflow["backup"] else "no",
@@ -284,6 +289,9 @@ def show_explanation(data: Json) -> None:
     if data["paused"]:
         console.print("paused by the operator: nothing is throttled")
     for network in data["networks"]:
+        if data.get("device") is not None:
+            prefixes = ", ".join(network["prefixes"])
+            console.print(f"{data['device']} in {network['name']}: {prefixes}", markup=False)
         for direction, name in _DIRECTIONS.items():
             explained = network[direction]
             has_rate = any(step["rate"] for kind in _KINDS for step in explained[kind])
@@ -383,7 +391,7 @@ def show_budgets(data: Json) -> None:
         rates = (f"{uplink.get(each['direction'], '')}{each['kind']} {each['rate']}" for each in budget["allowed"])
         table.add_row(
             budget["network"],
-            budget["client"] or ("all" if budget["per"] == "network" else ""),
+            Text(named(budget["client"], budget.get("device")) if budget["client"] else _ALL[budget["per"]]),
             format_volume(budget["used"]),
             f"{format_volume(budget['amount'])} a {budget['every']}",
             _percent(budget["used"], budget["amount"]),
@@ -409,11 +417,15 @@ def show_plan(data: Json) -> None:
     console.print("# applied" if data["applied"] else "# not completely applied: see status", markup=False)
 
 
+def _devices(number: int) -> str:
+    return f", {number} device{'s' * (number > 1)}" if number else ""
+
+
 def show_check(data: Json) -> None:
     """The result of `check-config`."""
     proxies = f" proxies {', '.join(data['proxies'])}," if data["proxies"] else ""
     output_console().print(
         f"{data['file']}: valid: {_interfaces(data['interfaces'])}, ports [{', '.join(map(str, data['ports']))}],"
-        f"{proxies} networks {', '.join(data['networks'])}",
+        f"{proxies} networks {', '.join(data['networks'])}{_devices(data['devices'])}",
         markup=False,
     )

@@ -95,6 +95,7 @@ class CannedDaemon:
     status: dict[str, Any] = field(default_factory=lambda: deepcopy(STATUS))
     top: dict[str, Any] = field(default_factory=lambda: deepcopy(TOP))
     recent: list[dict[str, Any]] = field(default_factory=list)
+    history_kind: str = "network"
     history_problem: str | None = None
     rates_age: float = 0.0
     delay: float = 0.0
@@ -127,7 +128,7 @@ class CannedDaemon:
     def _history(self) -> dict[str, Any]:
         if self.history_problem is not None:
             raise UserError(self.history_problem)
-        return HISTORY
+        return {**HISTORY, "kind": self.history_kind}
 
     def _set_rate(self, network: str, direction: str, kind: str, rate: str | None, seconds: float | None) -> None:
         if network != "lte":

@@ -235,13 +235,15 @@ def test_client_of_two_proxies_has_an_account_for_each_prefix(path: Path) -> Non
 
 def test_unknown_account_is_refused_with_what_is_allowed() -> None:
     with pytest.raises(
-        UserError, match=r"lte.*no such network and no address; allowed: wifi, ethernet, or an IP address"
+        UserError, match=r"lte.*no such network, device or address; allowed: wifi, ethernet, a device, or an IP address"
     ):
         requested_accounts("lte", (WIFI, ETHERNET), ONE_PROXY)
 
 
 def test_account_of_an_address_has_no_zone() -> None:
-    with pytest.raises(UserError, match=r"fe80::1%eth0.*; allowed: wifi, ethernet, or an IP address without a zone"):
+    with pytest.raises(
+        UserError, match=r"fe80::1%eth0.*; allowed: wifi, ethernet, a device, or an IP address without a zone"
+    ):
         requested_accounts("fe80::1%eth0", (WIFI, ETHERNET), ONE_PROXY)
 
 

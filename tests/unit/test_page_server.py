@@ -176,6 +176,14 @@ def test_strangers_can_neither_search_nor_ask_for_an_address(page: PageServer) -
     ]
 
 
+def test_strangers_cannot_ask_for_a_device(
+    page: PageServer, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "history_kind", "client")
+    question = "/api/history?name=phone&seconds=600"
+    assert [page.ask(question, unix=unix).status for unix in (False, True)] == [403, 200]
+
+
 def test_history_of_a_hidden_name_is_that_of_its_address(page: PageServer) -> None:
     name = page.first_event()["top"]["networks"][0]["clients"][0]["client"]
     assert page.ask(f"/api/history?name={name}&seconds=600").json["sent"] == [1_000_000, 0]

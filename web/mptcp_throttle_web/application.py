@@ -157,6 +157,8 @@ class Application:
             answer = await self._feed.history(known or name, seconds, is_stranger=not sees_addresses)
         except Busy as error:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many histories requested at a time") from error
+        if known is None and answer["kind"] == "client" and not sees_addresses:
+            raise Refused(HTTPStatus.FORBIDDEN, "log in to see the history of a device")
         return JSONResponse(answer)
 
     async def _log_in(self, request: Request) -> Response:

@@ -14,10 +14,12 @@ from mptcp_throttle.rpc import Json
 
 _KEPT: Final = 10_000
 _NAME_DIGITS: Final = 8
-_HIDDEN_KEYS: Final = frozenset({"token", "client_port"})
+_HIDDEN_KEYS: Final = frozenset({"token", "client_port", "device"})
 _RUN: Final = re.compile(r"[0-9a-fA-F:.]{2,}")
 _MAX_RUN: Final = 100
 _PORT_AFTER_NAME: Final = re.compile(r"\[?(host-[0-9a-f]{8})\]?:\d{1,5}\b")
+# As `mptcp_throttle.devices.named` writes it.
+_DEVICE_AFTER_NAME: Final = re.compile(r"(host-[0-9a-f]{8}) \([a-z0-9][a-z0-9_-]*\)")
 
 
 class Hider:
@@ -29,10 +31,11 @@ class Hider:
         self._naming = threading.Lock()
 
     def hidden(self, data: Json) -> Json:
-        """The data with a name in place of each address, wherever it is in a text, and without tokens and ports."""
+        """The data with a name in place of each address, wherever it is in a text; no tokens, ports and devices."""
         match data:
             case str():
-                return _PORT_AFTER_NAME.sub(r"\1", _RUN.sub(self._replace, data))
+                text = _PORT_AFTER_NAME.sub(r"\1", _RUN.sub(self._replace, data))
+                return _DEVICE_AFTER_NAME.sub(r"\1", text)
             case list():
                 return [self.hidden(item) for item in data]
             case dict():

@@ -201,13 +201,19 @@ def _sums(
     sums: dict[Account, Traffic] = {}
     rtts: dict[str, list[int]] = {}
     for network, client, traffic in carried:
-        for account in (Account(Kind.NETWORK, network.name), Account(Kind.CLIENT, str(client))):
+        for account in (Account(Kind.NETWORK, network.name), Account(Kind.CLIENT, _name(network, client))):
             before = sums.get(account)
             sums[account] = traffic if before is None else before.plus(traffic)
         counts = rtts.setdefault(network.name, [0] * (len(RTT_BOUNDS) + 1))
         if traffic.rtt_samples:
             counts[bisect_left(RTT_BOUNDS, traffic.rtt_seconds)] += 1
     return sums, rtts
+
+
+def _name(network: AccessNetwork, client: Address) -> str:
+    """What a client has its history under: the name of its device, or its first address."""
+    device = network.devices.by_first.get(client)
+    return str(client) if device is None else device.name
 
 
 def _live(

@@ -78,14 +78,14 @@ class Kind(StrEnum):
 
 
 class Account(NamedTuple):
-    """A network by its name, or a client by its address or prefix."""
+    """A network by its name, or a client by its address or prefix; a device, in all networks, by its name."""
 
     kind: Kind
     name: str
 
 
 class ClientSums(NamedTuple):
-    """Parts of the traffic of a client, whose address or prefix is its `name`."""
+    """Parts of the traffic of a client, whose address, prefix or device is its `name`."""
 
     name: str
     ip_sent: int
@@ -102,20 +102,34 @@ class Period:
 
 
 def requested_accounts(name: str, networks: Sequence[AccessNetwork], proxies: Proxies) -> list[Account]:
-    """The account that an operator names: a network by its name, a client by one of its addresses.
+    """The account that an operator names: a network or a device by its name, a client by one of its addresses.
 
-    If networks of different proxies have different client prefixes, the client has several. Raises UserError.
+    If networks of different proxies have different client prefixes, the client has several. A device has, too, what its
+    addresses carried before it had a name. Raises UserError.
     """
     if name in [network.name for network in networks]:
         return [Account(Kind.NETWORK, name)]
+    if any(name in network.devices.by_name for network in networks):
+        return _accounts_of(name, networks)
     try:
         address = parse_address(name)
     except ValueError as error:
         known = ", ".join(network.name for network in networks)
-        problem = f"no such network and no address; allowed: {known}, or an IP address without a zone"
+        problem = f"no such network, device or address; allowed: {known}, a device, or an IP address without a zone"
         raise UserError(f"{shown(name)}: {problem}") from error
-    prefixes = [locate.client(address) for locate in Locators(networks, proxies).each if locate(address) is not None]
-    return [Account(Kind.CLIENT, str(prefix)) for prefix in dict.fromkeys(prefixes or [address])]
+    located = [locate for locate in Locators(networks, proxies).each if locate(address) is not None]
+    devices = (locate.device(address) for locate in located)
+    device = next((each for each in devices if each is not None), None)
+    if device is not None:
+        return _accounts_of(device, networks)
+    clients = dict.fromkeys(locate.client(address) for locate in located) or [address]
+    return [Account(Kind.CLIENT, str(client)) for client in clients]
+
+
+def _accounts_of(device: str, networks: Iterable[AccessNetwork]) -> list[Account]:
+    clients = (network.devices.by_name.get(device) for network in networks)
+    firsts = (str(prefix.network_address) for client in clients if client is not None for prefix in client.prefixes)
+    return [Account(Kind.CLIENT, name) for name in dict.fromkeys((device, *firsts))]
 
 
 def together(periods: Iterable[Period]) -> list[Period]:

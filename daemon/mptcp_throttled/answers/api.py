@@ -108,9 +108,11 @@ class Api:
         return status.connections(self._view())
 
     def explain(self, client: str, network: str | None = None) -> Json:
-        """What a client, by one of its addresses, has on an access network, or on all, and which rules say so."""
-        proxies, uses = self._config.config.proxies, self._accounts.budget_uses()
-        return explain(self._view(), requested_address(client), network, proxies, uses)
+        """What a client, by one of its addresses or its device, has on an access network, or on all, and which rules
+        say so."""
+        view, proxies = self._view(), self._config.config.proxies
+        asked = requested_client(client, view.snapshot.networks)
+        return explain(view, asked, network, proxies, self._accounts.budget_uses())
 
     def top(self, number: int, order: str, pattern: str) -> Json:
         """Of each access network, up to `number` clients with their busiest subflows.
@@ -129,7 +131,7 @@ class Api:
         return {"decisions": self._recent_decisions.latest(number)}
 
     def history(self, name: str, seconds: float) -> Json:
-        """What an access network, or a client by one of its addresses, has carried in the last `seconds`.
+        """What an access network, or a client by one of its addresses or its device, has carried in the last `seconds`.
 
         `{kind, name, resolution, periods}`: the resolution in seconds, and of each period its `start`, in seconds since
         the epoch, and its traffic.
@@ -140,9 +142,9 @@ class Api:
         return status.history(accounts[0], resolution, periods)
 
     def budgets(self, name: str | None = None) -> Json:
-        """What is used of the budgets of a network, by its name, or of a client, by an address; null: of all."""
+        """What is used of the budgets of a network, or of a client, by an address or its device; null: of all."""
         owner = None if name is None else of_budgets.requested_owner(name, self._config.config)
-        return of_budgets.describe(self._accounts.budget_uses(), owner)
+        return of_budgets.describe(self._accounts.budget_uses(), owner, self._view().snapshot)
 
     def budget_add(self, name: str, amount: str, until: str | None = None, every: str | None = None) -> Json:
         """Add to the budget of a network or client; what is not used `until` then is lost. Answers as `budgets`."""
@@ -195,16 +197,17 @@ class Api:
     ) -> Json:
         """Override a network's cap or limit; `rate` null is unlimited, `seconds` null is until reset.
 
-        `direction` is `downlink` or `uplink`, `kind` is `cap` or `limit`. With `client`, an address, the rate is that
-        of one client. Answers with the network's status.
+        `direction` is `downlink` or `uplink`, `kind` is `cap` or `limit`. With `client`, an address or a device, the
+        rate is that of one client. Answers with the network's status.
         """
-        override = requested_override(network, direction, kind, rate, seconds, time.monotonic(), client)
+        networks = self._view().snapshot.networks
+        override = requested_override(network, direction, kind, rate, seconds, time.monotonic(), client, networks)
         self._change(SetRate(override))
         return self._network(network)
 
     def reset_rate(self, network: str, client: str | None = None) -> Json:
         """Return to the configured rates of a network, or of a client to its network's; answers as `set_rate`."""
-        self._change(ResetRates(network, requested_client(client)))
+        self._change(ResetRates(network, requested_address(client, network, self._view().snapshot.networks)))
         return self._network(network)
 
     def pause(self, seconds: float | None) -> Json:

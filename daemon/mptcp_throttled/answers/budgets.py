@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Final, NamedTuple
 
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.errors import UserError, shown
-from mptcp_throttle.model import Address, Every
+from mptcp_throttle.model import Every
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import VOLUME_SYNTAX, parse_volume
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.ledger import BudgetUse, Ledger
 from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, Begun, Level, Subject
 from mptcp_throttled.vocabulary.locator import Locators
+from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 MAX_USES: Final = 1000
 """How many budgets are in an answer."""
@@ -25,32 +26,42 @@ _MAX_UNTIL_SECONDS: Final = 3650 * 86400.0
 
 
 class Owner(NamedTuple):
-    """Whose budgets are meant: those of a network, or of a client, `subject`, in some networks."""
+    """Whose budgets are meant: by network, the client there, None: the network's own and those of all its clients."""
 
     name: str
-    networks: tuple[str, ...]
-    subject: Subject
+    subjects: Mapping[str, Subject]
+
+    @property
+    def is_network(self) -> bool:
+        """Whether a whole network is meant."""
+        return None in self.subjects.values()
 
 
 def requested_owner(name: Json, config: Config) -> Owner:
-    """A network by its name, or a client by one of its addresses. Raises UserError with what is allowed."""
+    """A network or a device by its name, or a client by one of its addresses. Raises UserError with what is allowed."""
     if name in [network.name for network in config.networks]:
-        return Owner(name, (name,), None)
-    allowed = f"{', '.join(network.name for network in config.networks)}, or an address"
+        return Owner(name, {name: None})
+    if not isinstance(name, str):
+        name = ""
+    devices = {n.name: n.devices.by_name[name].first for n in config.networks if name in n.devices.by_name}
+    if devices:
+        return Owner(name, devices)
+    allowed = f"{', '.join(network.name for network in config.networks)}, a device, or an address"
     try:
-        address = parse_address(name if isinstance(name, str) else "")
+        address = parse_address(name)
     except ValueError as error:
-        raise UserError(f"{shown(name)}: no such network and no address; allowed: {allowed}") from error
-    located = {
-        network.name: locate.client(address)
-        for locate in Locators(config.networks, config.proxies).each
-        if (network := locate(address)) is not None
+        raise UserError(f"{shown(name)}: no such network, device or address; allowed: {allowed}") from error
+    located = [locate for locate in Locators(config.networks, config.proxies).each if locate(address) is not None]
+    device = next((each for locate in located if (each := locate.device(address)) is not None), None)
+    if device is not None:
+        return requested_owner(device, config)
+    firsts: dict[str, Subject] = {
+        network.name: locate.client(address) for locate in located if (network := locate(address)) is not None
     }
-    firsts: set[Address] = set(located.values())
-    if len(firsts) != 1:
+    if len({*firsts.values()}) != 1:
         problem = "is in no access network" if not firsts else "is of several clients, in networks with other prefixes"
         raise UserError(f"{address}: {problem}; allowed: {allowed} of a client")
-    return Owner(name, tuple(located), firsts.pop())
+    return Owner(name, firsts)
 
 
 def requested_every(every: Json) -> Every | None:
@@ -91,10 +102,11 @@ def add(accounts: Accounts, owner: Owner, every: Every | None, addition: Additio
 
     def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
         key = _only(ledger, owner, every)
-        present = next((use.additions for use in ledger.uses(at) if _is_of(use, key, owner.subject)), ())
+        subject = owner.subjects[key.network]
+        present = next((use.additions for use in ledger.uses(at) if _is_of(use, key, subject)), ())
         if len(present) >= _MAX_ADDITIONS:
             raise UserError(f"{owner.name}: has {len(present)} additions that are not used; allowed: {_MAX_ADDITIONS}")
-        ledger.add(key, owner.subject, addition, at)
+        ledger.add(key, subject, addition, at)
         return ()
 
     _change(accounts, change)
@@ -104,7 +116,8 @@ def set_used(accounts: Accounts, owner: Owner, every: Every | None, used: int) -
     """Set what is used of the one budget that is meant. Raises UserError as `add` does."""
 
     def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
-        ledger.set_used(_only(ledger, owner, every), owner.subject, used, at)
+        key = _only(ledger, owner, every)
+        ledger.set_used(key, owner.subjects[key.network], used, at)
         return ()
 
     _change(accounts, change)
@@ -117,8 +130,8 @@ def reset(accounts: Accounts, owner: Owner, every: Every | None) -> None:
     """
 
     def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
-        if owner.subject is None:
-            begun = [each for network in owner.networks for each in ledger.reset(network, every, at)]
+        if owner.is_network:
+            begun = [each for network in owner.subjects for each in ledger.reset(network, every, at)]
             if not begun:
                 raise UserError(_none(owner, every))
             return begun
@@ -126,23 +139,23 @@ def reset(accounts: Accounts, owner: Owner, every: Every | None) -> None:
         if not keys:
             raise UserError(_none(owner, every))
         for key in keys:
-            ledger.set_used(key, owner.subject, 0, at)
+            ledger.set_used(key, owner.subjects[key.network], 0, at)
         return ()
 
     _change(accounts, change)
 
 
-def describe(uses: Iterable[BudgetUse], owner: Owner | None) -> Json:
+def describe(uses: Iterable[BudgetUse], owner: Owner | None, snapshot: Snapshot) -> Json:
     """The answer to `budgets`: those of `owner`, None: all, those first of which most is used."""
     chosen = [use for use in uses if owner is None or _is_owned(use, owner)]
     chosen.sort(key=lambda use: (-use.use.used / use.budget.amount, use.network, str(use.subject)))
     return {
-        "budgets": [describe_use(use) for use in chosen[:MAX_USES]],
+        "budgets": [describe_use(use, snapshot) for use in chosen[:MAX_USES]],
         "omitted": max(len(chosen) - MAX_USES, 0),
     }
 
 
-def describe_use(use: BudgetUse) -> Json:
+def describe_use(use: BudgetUse, snapshot: Snapshot) -> Json:
     """A budget in the answer to `budgets`; bytes, and times in seconds since the epoch."""
     budget = use.budget
     # A later stage has the lower rate, or none of that kind.
@@ -150,6 +163,7 @@ def describe_use(use: BudgetUse) -> Json:
     return {
         "network": use.network,
         "client": None if use.subject is None else str(use.subject),
+        "device": None if use.subject is None else snapshot.device(use.network, use.subject),
         "per": budget.per,
         "direction": budget.counting,
         "every": budget.every,
@@ -174,7 +188,7 @@ def _change(accounts: Accounts, change: Callable[[Ledger, float], Sequence[Level
 
 
 def _is_owned(use: BudgetUse, owner: Owner) -> bool:
-    return use.network in owner.networks and owner.subject in (None, use.subject)
+    return use.network in owner.subjects and owner.subjects[use.network] in (None, use.subject)
 
 
 def _is_of(use: BudgetUse, key: AccountKey, subject: Subject) -> bool:
@@ -182,7 +196,7 @@ def _is_of(use: BudgetUse, key: AccountKey, subject: Subject) -> bool:
 
 
 def _matching(ledger: Ledger, owner: Owner, every: Every | None) -> list[AccountKey]:
-    return [key for network in owner.networks for key in ledger.matching(network, owner.subject, every)]
+    return [key for network, subject in owner.subjects.items() for key in ledger.matching(network, subject, every)]
 
 
 def _only(ledger: Ledger, owner: Owner, every: Every | None) -> AccountKey:
@@ -196,6 +210,6 @@ def _only(ledger: Ledger, owner: Owner, every: Every | None) -> AccountKey:
 
 
 def _none(owner: Owner, every: Every | None) -> str:
-    of_client = "its clients have" if owner.subject is None else "it has"
+    of_client = "its clients have" if owner.is_network else "it has"
     kind = "" if every is None else f" for each {every}"
     return f"{owner.name}: {of_client} no budget{kind} of that kind; allowed: those that `budgets` shows"

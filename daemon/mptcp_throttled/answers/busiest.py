@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from heapq import nlargest, nsmallest
 from itertools import islice
 from typing import Final, NamedTuple
 
+from mptcp_throttle.devices import named
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import Direction, FourTuple
 from mptcp_throttle.rpc import Json
@@ -43,7 +45,7 @@ class IndexedClients(NamedTuple):
 def busiest(view: View, indexed: IndexedClients, number: int, order: Order, pattern: str) -> Json:
     """The answer: of each access network its rates and up to `number` clients. `indexed` is of the same snapshot.
 
-    With a `pattern`, only of subflows that have it in their address, port, access network or state.
+    With a `pattern`, only of subflows that have it in their address, port, device, access network or state.
     """
     (index, counts), snapshot, enforcement = indexed, view.snapshot, view.enforcement
     clients = index.by_network if not pattern else _matching(index, snapshot, pattern.lower())
@@ -63,6 +65,7 @@ def busiest(view: View, indexed: IndexedClients, number: int, order: Order, patt
         described = [
             {
                 "client": client.name,
+                "device": client.device,
                 "sent_bps": round(8 * sent[client]),
                 "received_bps": round(8 * received[client]),
                 **_describe_client(client, carrying[client], view),
@@ -92,10 +95,10 @@ def _matching(index: ClientIndex, snapshot: Snapshot, pattern: str) -> _Clients:
             decisions = {
                 ends: decision
                 for ends, decision in client.decisions.items()
-                if pattern in f"{ends.client} {network} {snapshot.state_of(decision)}"
+                if pattern in f"{named(str(ends.client), client.device)} {network} {snapshot.state_of(decision)}"
             }
             if decisions:
-                matching.setdefault(network, {})[client.name] = Client(client.name, network, decisions)
+                matching.setdefault(network, {})[client.name] = replace(client, decisions=decisions)
     return matching
 
 
@@ -133,7 +136,7 @@ def _chosen(
     """The first `number` of a network's clients."""
     match order:
         case Order.NAME:
-            return nsmallest(number, clients.values(), key=lambda client: client.name)
+            return nsmallest(number, clients.values(), key=lambda client: client.device or client.name)
         case Order.SUBFLOWS:
             return nlargest(number, clients.values(), key=lambda client: len(client.decisions))
     sums = sent if order is Order.SENT else received

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mptcp_throttle.model import ClientPrefix, FourTuple, Token
+from mptcp_throttle.model import AccessNetwork, FourTuple, Token
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
@@ -16,10 +16,14 @@ _NOTHING: Final[tuple[Decision, ...]] = ()
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """A client in one access network, None for none, and the decisions for its live subflows."""
+    """A client in one access network, None for none, and the decisions for its live subflows.
+
+    `name` is its first address; `device` the name that its device has, None if it has none.
+    """
 
     name: str
     network: str | None
+    device: str | None
     decisions: dict[FourTuple, Decision] = field(default_factory=dict)
 
 
@@ -34,17 +38,17 @@ class ClientIndex:
         self.by_subflow: dict[FourTuple, Client] = {}
         self._known: dict[Token, tuple[Decision, ...]] = {}
         self._snapshot = Snapshot()
-        self._prefixes: dict[str | None, ClientPrefix] = {}
+        self._networks: dict[str | None, AccessNetwork] = {}
 
     def update(self, snapshot: Snapshot) -> None:
         """Bring the index up to date."""
         before, self._snapshot = self._snapshot, snapshot
         if snapshot.networks is not before.networks:
-            # The prefix that is one client may have changed.
+            # The addresses that are one client may have changed.
             self.by_network.clear()
             self.by_subflow.clear()
             self._known.clear()
-            self._prefixes = {network.name: network.client_prefix for network in snapshot.networks}
+            self._networks = {network.name: network for network in snapshot.networks}
         elif snapshot.decisions is before.decisions:
             return
         ended = self._known.keys() - snapshot.decisions.keys()
@@ -75,9 +79,12 @@ class ClientIndex:
     def _add(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             ends = decision.subflow.ends
-            prefix, address = self._prefixes.get(decision.network), ends.client.address
-            name = str(address if prefix is None else prefix.first(address))
+            network, address = self._networks.get(decision.network), ends.client.address
+            name = str(address if network is None else network.client(address))
             of_network = self.by_network[decision.network]
-            client = of_network.get(name) or of_network.setdefault(name, Client(name, decision.network))
+            client = of_network.get(name)
+            if client is None:
+                device = self._snapshot.device(decision.network, address)
+                client = of_network[name] = Client(name, decision.network, device)
             client.decisions[ends] = decision
             self.by_subflow[ends] = client

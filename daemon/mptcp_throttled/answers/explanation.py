@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from typing import NamedTuple, Self
 
+from mptcp_throttle.devices import shown_prefix
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
@@ -15,28 +17,57 @@ from mptcp_throttled.answers.status import describe_term
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.policy.terms import rule_input, steps
 from mptcp_throttled.vocabulary.decision import Decision
-from mptcp_throttled.vocabulary.locator import Locators
+from mptcp_throttled.vocabulary.locator import Locator, Locators
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.terms import UNLIMITED, Terms
 
 
+class _Asked(NamedTuple):
+    """The client that is asked about: a device by its name, or an address that no device has."""
+
+    device: str | None
+    address: Address | None
+
+    @classmethod
+    def of(cls, client: Address | str, locators: Locators) -> Self:
+        if isinstance(client, str):
+            return cls(client, None)
+        return cls(next(filter(None, (locate.device(client) for locate in locators.each)), None), client)
+
+    def has(self, address: Address, locate: Locator) -> bool:
+        """Whether it has this address."""
+        if self.device is not None or self.address is None:
+            return locate.device(address) == self.device
+        return locate.client(address) == locate.client(self.address)
+
+    def first(self, network: AccessNetwork) -> Address | None:
+        """Its first address, as one of the clients of a network; None: it has no address there."""
+        if self.device is not None:
+            client = network.devices.by_name.get(self.device)
+            return None if client is None else client.first
+        return None if self.address is None else network.client(self.address)
+
+
 def explain(
     view: View,
-    client: Address,
+    client: Address | str,
     network: str | None,
     proxies: Proxies = ONE_PROXY,
     uses: Collection[BudgetUse] = (),
 ) -> Json:
-    """What the client with this address has on `network`; None: on each network that it uses, or has an address in.
+    """What a client has on `network`; None: on each network that it uses, or has an address in.
 
-    `uses` are all budgets.
-
-    Raises UserError if there is no such network, or if the address is in none.
+    `client` is one of its addresses, or the name of its device; `uses` are all budgets. Raises UserError if there is no
+    such network, or if the client has no address in it.
     """
     snapshot = view.snapshot
     locators = Locators(snapshot.networks, proxies)
-    by_network = _decisions_by_network(snapshot, client, locators)
-    for own in (locate(client) for locate in locators.each):
+    asked = _Asked.of(client, locators)
+    by_network = _decisions_by_network(snapshot, asked, locators)
+    for each in snapshot.networks:
+        if asked.device in each.devices.by_name:
+            by_network.setdefault(each.name, [])
+    for own in (None if asked.address is None else locate(asked.address) for locate in locators.each):
         if own is not None:
             by_network.setdefault(own.name, [])
     if network is not None and all(each.name != network for each in snapshot.networks):
@@ -48,18 +79,18 @@ def explain(
         raise UserError(f"{client}: not in {where}, and no connection of it is known there")
     return {
         "client": str(client),
+        "device": asked.device,
         "paused": snapshot.operator.pause is not None,
-        "networks": [_of_network(view, each, client, by_network[each.name], uses) for each in chosen],
+        "networks": [_of_network(view, each, asked, by_network[each.name], uses) for each in chosen],
     }
 
 
-def _decisions_by_network(snapshot: Snapshot, client: Address, locators: Locators) -> dict[str, list[Decision]]:
+def _decisions_by_network(snapshot: Snapshot, asked: _Asked, locators: Locators) -> dict[str, list[Decision]]:
     """The decisions for all subflows of the connections in which the client has an address."""
     by_network: dict[str, list[Decision]] = {}
     for token, decisions in snapshot.decisions.items():
         locate = locators.of(snapshot.connections[token].port)
-        first = locate.client(client)
-        if any(locate.client(decision.subflow.ends.client.address) == first for decision in decisions):
+        if any(asked.has(decision.subflow.ends.client.address, locate) for decision in decisions):
             for decision in decisions:
                 if decision.network is not None:
                     by_network.setdefault(decision.network, []).append(decision)
@@ -67,17 +98,22 @@ def _decisions_by_network(snapshot: Snapshot, client: Address, locators: Locator
 
 
 def _of_network(
-    view: View, network: AccessNetwork, client: Address, decisions: Iterable[Decision], uses: Iterable[BudgetUse]
+    view: View, network: AccessNetwork, asked: _Asked, decisions: Iterable[Decision], uses: Iterable[BudgetUse]
 ) -> Json:
     addresses = {network.client(decision.subflow.ends.client.address) for decision in decisions}
-    asked = network.client(client)
-    # Rates by hand are those of an address.
-    first = asked if asked in addresses or not addresses else min(addresses, key=int)
+    own = asked.first(network)
+    # Rates of its own are those of an address.
+    first = own if own is not None and (own in addresses or not addresses) else min(addresses, key=int)
     made = steps(rule_input(network, first, view.now.monotonic, view.snapshot.facts))
     return {
         "name": network.name,
+        "prefixes": [shown_prefix(prefix) for prefix in network.prefixes(first)],
         **{direction: _of_direction(view, direction, decisions, made) for direction in Direction},
-        "budgets": [describe_use(use) for use in uses if use.network == network.name and use.subject in (None, first)],
+        "budgets": [
+            describe_use(use, view.snapshot)
+            for use in uses
+            if use.network == network.name and use.subject in (None, first)
+        ],
     }
 
 

@@ -8,7 +8,8 @@ from itertools import islice
 from typing import Final
 
 from mptcp_throttle.command_line import version
-from mptcp_throttle.model import Connection, Direction, RateKind, Token, format_token
+from mptcp_throttle.devices import named
+from mptcp_throttle.model import AccessNetwork, Address, Connection, Direction, RateKind, Token, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 from mptcp_throttle.units import Rate
@@ -17,12 +18,11 @@ from mptcp_throttled.accounting.control_group import MIN_CONNECTIONS, ComparedGr
 from mptcp_throttled.accounting.history import Account, Period
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import View
-from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.clock import Now, encode_end
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.operator import Pause
-from mptcp_throttled.vocabulary.terms import UNLIMITED, Term, Terms
+from mptcp_throttled.vocabulary.terms import UNLIMITED, RuleName, Term, Terms
 
 _MAX_LINES: Final = 20
 # A client that changes its network, with association and DHCP, has opened a subflow by then.
@@ -56,7 +56,7 @@ def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], confi
                 for name, state in snapshot.features.items()
             },
             "errors": list(snapshot.errors),
-            "not_enforced": _not_enforced(view.enforcement),
+            "not_enforced": _not_enforced(view),
             "control_group": None if view.groups is None else _control_group(view.groups),
         },
         "sniffer": {
@@ -74,6 +74,9 @@ def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
     """The access networks in the answer to `status`."""
     sent, received = view.enforcement.network_rates, view.enforcement.received_network_rates
     terms = view.snapshot.terms
+    own_terms: dict[str, dict[Address, Terms]] = {}
+    for (name, client), own in terms.by_client.items():
+        own_terms.setdefault(name, {})[client] = own
     return [
         {
             "name": network.name,
@@ -84,14 +87,8 @@ def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
             "per": network.per,
             "client_prefix": asdict(network.client_prefix),
             "rates": describe_rates(network.rates, terms.by_network[network.name], view.now),
-            "client_rates": [
-                {
-                    "client": str(client),
-                    "rates": describe_rates(network.rates, {**terms.by_network[name], **own}, view.now),
-                }
-                for (name, client), own in terms.by_client.items()
-                if name == network.name
-            ],
+            "device_count": len(network.devices.clients),
+            **_client_rates(network, own_terms.get(network.name, {}), view),
             "subflows": counts.live(network.name),
             "throttled_subflows": counts.throttled(network.name),
             "sent_bps": round(8 * sent.get(network.name, 0.0)),
@@ -100,6 +97,24 @@ def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
         }
         for network in view.snapshot.networks
     ]
+
+
+def _client_rates(network: AccessNetwork, own_terms: Mapping[Address, Terms], view: View) -> dict[str, Json]:
+    """The clients with rates of their own: all that have them by hand, and the first others."""
+    by_hand = {client for client, own in own_terms.items() if any(t.rule is RuleName.BY_HAND for t in own.values())}
+    shown = [*by_hand, *islice((client for client in own_terms if client not in by_hand), _MAX_LINES)]
+    of_network = view.snapshot.terms.by_network[network.name]
+    return {
+        "client_rates": [
+            {
+                "client": str(client),
+                "device": view.snapshot.device(network.name, client),
+                "rates": describe_rates(network.rates, {**of_network, **own_terms[client]}, view.now),
+            }
+            for client in sorted(shown, key=lambda each: (each.version, each))
+        ],
+        "more_client_rates": len(own_terms) - len(shown),
+    }
 
 
 def pause_status(pause: Pause | None, now: Now) -> Json:
@@ -149,10 +164,13 @@ def history(account: Account, resolution: int, periods: Iterable[Period]) -> Jso
     }
 
 
-def _not_enforced(enforcement: Enforcement) -> list[str]:
+def _not_enforced(view: View) -> list[str]:
     """A line per subflow, of thousands the first only."""
-    differing = enforcement.not_enforced
-    lines = [f"client {ends.client}: {why}" for ends, why in islice(differing.items(), _MAX_LINES)]
+    differing = view.enforcement.not_enforced
+    lines = [
+        f"client {named(str(ends.client), view.snapshot.device_of(ends))}: {why}"
+        for ends, why in islice(differing.items(), _MAX_LINES)
+    ]
     omitted = len(differing) - len(lines)
     return [*lines, f"and {omitted} more subflows"] if omitted else lines
 
@@ -191,6 +209,7 @@ def describe_subflow(decision: Decision, view: View) -> Json:
     socket = None if enforcement.latest is None else enforcement.latest.sockets.get(ends)
     return {
         **encode_subflow(decision.subflow),
+        "device": snapshot.device(decision.network, ends.client.address),
         "opened_at": view.now.in_epoch(decision.subflow.opened_at),
         "network": decision.network,
         "downlink": downlink,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -11,8 +11,8 @@ from mptcp_throttle import logs
 from mptcp_throttle.config.changes import Change
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.config.subnets import parse_address
-from mptcp_throttle.errors import ConfigError, UserError, shown
-from mptcp_throttle.model import Address, Direction, RateKind
+from mptcp_throttle.errors import ConfigError, UserError, listed, shown
+from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
 from mptcp_throttled.control.operator_state import OperatorStore
@@ -71,9 +71,16 @@ class Reload(Request[Reloaded]):
 
 
 def requested_override(
-    network: Json, direction: Json, kind: Json, rate: Json, seconds: Json, now: float, client: Json = None
+    network: Json,
+    direction: Json,
+    kind: Json,
+    rate: Json,
+    seconds: Json,
+    now: float,
+    client: Json = None,
+    networks: Sequence[AccessNetwork] = (),
 ) -> Override:
-    """The override that `set_rate` asks for, `now` being in monotonic seconds.
+    """The override that `set_rate` asks for, `now` being in monotonic seconds. Devices are those of the `networks`.
 
     Raises UserError naming the argument, its value and what is allowed.
     """
@@ -88,26 +95,40 @@ def requested_override(
         parsed = None if rate is None else Rate.parse(rate)
     except ValueError as error:
         raise UserError(f"rate: {shown(rate)}: {error}; or null, which is unlimited") from error
-    end, of_client = requested_end(seconds, now), requested_client(client)
+    end, of_client = requested_end(seconds, now), requested_address(client, network, networks)
     return Override(network, RateKind.of(direction, kind), parsed, end, of_client)
 
 
-def requested_client(client: Json) -> Address | None:
-    """The address of the client that a request is about; None: it is about the network.
+def requested_address(client: Json, network: str, networks: Sequence[AccessNetwork]) -> Address | None:
+    """The address, in a network, of the client that a request is about; None: it is about the network.
 
-    Raises UserError with what is allowed.
+    A device has its first address there. Raises UserError with what is allowed.
     """
-    return None if client is None else requested_address(client)
+    if client is None:
+        return None
+    requested = requested_client(client, networks)
+    if not isinstance(requested, str):
+        return requested
+    by_network = {each.name: each.devices.by_name[requested].first for each in networks if _has(each, requested)}
+    if network in by_network or network not in [each.name for each in networks]:
+        return by_network.get(network, next(iter(by_network.values())))
+    raise UserError(f"{requested}: is in {listed(by_network)}; allowed: a device with an address in {network}")
 
 
-def requested_address(client: Json) -> Address:
-    """The address of a client. Raises UserError with what is allowed."""
+def requested_client(client: Json, networks: Iterable[AccessNetwork]) -> Address | str:
+    """The address of a client, or the name of its device. Raises UserError with what is allowed."""
     if not isinstance(client, str):
-        raise UserError(f"client: {shown(client)}: is not text; allowed: an address")
+        raise UserError(f"client: {shown(client)}: is not text; allowed: an address, or the name of a device")
+    if any(_has(network, client) for network in networks):
+        return client
     try:
         return parse_address(client)
     except ValueError as error:
-        raise UserError(f"client: {shown(client)}: {error}") from error
+        raise UserError(f"client: {shown(client)}: {error}, or the name of a device") from error
+
+
+def _has(network: AccessNetwork, device: str) -> bool:
+    return device in network.devices.by_name
 
 
 def requested_end(seconds: Json, now: float) -> float | None:

@@ -128,7 +128,7 @@ class Daemon:
 
     def _note_budgets(self, told: Sequence[Level | Begun]) -> None:
         """The stages that budgets have reached may be others; for any thread."""
-        eventlog.log_budgets(told)
+        eventlog.log_budgets(told, self._loop.snapshot)
         self._inbox.wake()
 
     def stop(self) -> None:

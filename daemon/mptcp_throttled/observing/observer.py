@@ -121,7 +121,7 @@ class Observer(threading.Thread):
         steered, acknowledged = self._steered(), self._acknowledged()
         sockets = self._sockets.read(on_all_ports=on_all_ports)
         after = before.after(Observation(time.monotonic(), sockets, classes, acknowledged), snapshot)
-        eventlog.log_enforcement(before.not_enforced, after.not_enforced)
+        eventlog.log_enforcement(before.not_enforced, after.not_enforced, snapshot)
         self.enforcement = after
         self._accounts.look(sockets, snapshot, steered)
         if self.overflow.look(time.monotonic(), sockets, snapshot):

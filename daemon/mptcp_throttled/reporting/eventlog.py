@@ -29,7 +29,8 @@ def log_step(
     """Log what a step of the loop has changed and met."""
     for ends in after.policed - before.policed:
         of_client = about(str(ends.client.address))
-        _log.info("policed client=%s direction=uplink reason=%r", ends.client, KEEPS_SENDING, extra=of_client)
+        client = _client(ends.client, after.device_of(ends))
+        _log.info("policed %s direction=uplink reason=%r", client, KEEPS_SENDING, extra=of_client)
     _log_terms(before.terms, after.terms)
     for transition in transitions:
         _log_transition(transition, after)
@@ -64,17 +65,18 @@ def log_pause_at_start(pause: Pause | None, now: float) -> None:
         _log.warning("paused by the operator, %s: nothing is throttled; `mptcp-throttle resume` ends the pause", left)
 
 
-def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, str]) -> None:
+def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, str], snapshot: Snapshot) -> None:
     """Log that the rates of some subflows are not enforced, and when all are enforced again."""
     if bool(before) == bool(after):
         return
     if not after:
         _log.info("resolved: the rates of all subflows are enforced")
     for ends, why in islice(after.items(), 1):
-        _log.error("%d subflows: rate not enforced; client=%s: %s", len(after), ends.client, why)
+        client = _client(ends.client, snapshot.device_of(ends))
+        _log.error("%d subflows: rate not enforced; %s: %s", len(after), client, why)
 
 
-def log_budgets(told: Sequence[Level | Begun]) -> None:
+def log_budgets(told: Sequence[Level | Begun], snapshot: Snapshot) -> None:
     """Log what has become of budgets; of thousands at one time the first only."""
     for each in islice(told, _MAX_BUDGET_LINES):
         network, budget = each.key.network, each.budget
@@ -82,7 +84,7 @@ def log_budgets(told: Sequence[Level | Begun]) -> None:
         if isinstance(each, Begun):
             _log.info("budget begins again %s freed=%d", of_budget, each.freed)
             continue
-        who = "" if each.subject is None else f" client={each.subject}"
+        who = "" if each.subject is None else f" {_client(each.subject, snapshot.device(network, each.subject))}"
         used = f"used={format_volume(each.use.used)!r} ({format_percentage(each.use.used / budget.amount)})"
         state = f"stage {each.stages} reached" if each.stages else "warning"
         _log.warning("budget %s %s%s %s", state, of_budget, who, used, extra=about(who))
@@ -108,12 +110,14 @@ def _log_transition(transition: Transition, snapshot: Snapshot) -> None:
     if decision is None:
         if transition.before is not None:
             # No decision: the daemon does not know the subflow any more.
-            client, network = transition.ends.client, transition.before.share.network
+            network = transition.before.share.network
+            client = _client(transition.ends.client, snapshot.device(network, transition.ends.client.address))
             reason = "subflow ended" if snapshot.sniffer.problem is None else "the sniffer does not answer"
-            _log.debug("free client=%s network=%s direction=%s reason=%r", client, network, direction, reason)
+            _log.debug("free %s network=%s direction=%s reason=%r", client, network, direction, reason)
         return
     about_token = f"token={format_token(decision.token)}"
-    subflow = f"{about_token} client={transition.ends.client} network={decision.network} direction={direction}"
+    client = _client(transition.ends.client, snapshot.device(decision.network, transition.ends.client.address))
+    subflow = f"{about_token} {client} network={decision.network} direction={direction}"
     what = "free" if throttle is None else throttle.share.kind.word
     rate = "" if throttle is None else f" rate={throttle.rate}"
     in_class, after_ms = "", ""
@@ -122,6 +126,10 @@ def _log_transition(transition: Transition, snapshot: Snapshot) -> None:
         after_ms = f" after_ms={None if transition.latency is None else round(transition.latency * 1000, 1)}"
     reason = snapshot.reason(direction, decision)
     _log.info("%s %s%s%s reason=%r%s", what, subflow, rate, in_class, reason, after_ms, extra=about(about_token))
+
+
+def _client(client: object, device: str | None) -> str:
+    return f"client={client}" + (f" device={device}" if device is not None else "")
 
 
 def _log_errors(before: tuple[str, ...], after: tuple[str, ...]) -> None:

@@ -18,13 +18,15 @@ class RecentDecisions:
     """The latest 200. `note` is for one thread, `latest` for any."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[float, Transition, Decision, str]] = deque(maxlen=_KEPT)
+        self._kept: deque[tuple[float, Transition, Decision, str, str | None]] = deque(maxlen=_KEPT)
 
     def note(self, at: float, transitions: Iterable[Transition], snapshot: Snapshot) -> None:
         """What a step of the loop has changed, but for the ends of subflows: these are not decided."""
         for transition in transitions:
             if (decision := transition.decision) is not None:
-                self._kept.append((at, transition, decision, snapshot.reason(transition.direction, decision)))
+                reason = snapshot.reason(transition.direction, decision)
+                device = snapshot.device(decision.network, transition.ends.client.address)
+                self._kept.append((at, transition, decision, reason, device))
 
     def latest(self, number: int) -> list[Json]:
         """Up to `number` of them, the latest first, as JSON.
@@ -36,11 +38,12 @@ class RecentDecisions:
                 "at": at,
                 "client": str(transition.ends.client.address),
                 "client_port": transition.ends.client.port,
+                "device": device,
                 "network": decision.network,
                 "direction": transition.direction,
                 "kind": None if transition.after is None else transition.after.share.kind.word,
                 "rate": None if transition.after is None else str(transition.after.rate),
                 "reason": reason,
             }
-            for at, transition, decision, reason in islice(reversed(self._kept.copy()), max(number, 0))
+            for at, transition, decision, reason, device in islice(reversed(self._kept.copy()), max(number, 0))
         ]

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from immutables import Map
 
 from mptcp_throttle.features import FeatureName
-from mptcp_throttle.model import AccessNetwork, Connection, Direction, FourTuple, Token
+from mptcp_throttle.model import AccessNetwork, Address, Connection, Devices, Direction, FourTuple, Token
 from mptcp_throttled.vocabulary.decision import Decision, Share, Throttle
 from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
@@ -79,6 +79,21 @@ class Snapshot:
     policed: frozenset[FourTuple] = frozenset()
     features: Mapping[str, FeatureState] = field(default_factory=dict)
     one_path_since: Map[Token, float] = field(default_factory=Map)
+    _devices: Mapping[str, Devices] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_devices", {network.name: network.devices for network in self.networks})
+
+    def device(self, network: str | None, address: Address) -> str | None:
+        """The name of the device with this address in this network; None if it has none."""
+        devices = None if network is None else self._devices.get(network)
+        device = None if devices is None else devices.find(address)
+        return None if device is None else device.name
+
+    def device_of(self, ends: FourTuple) -> str | None:
+        """The name of the device of a throttled subflow."""
+        throttle = self.throttle(Direction.DOWNLINK, ends) or self.throttle(Direction.UPLINK, ends)
+        return None if throttle is None else self.device(throttle.share.network, ends.client.address)
 
     def all_decisions(self) -> Iterator[Decision]:
         """The decisions for all subflows."""

@@ -60,7 +60,7 @@ function updateRow(made, item) {
   } else if (item.client) {
     const { client } = item;
     const button = made.querySelector("button");
-    setText(button, client.client);
+    setText(button, named(client.client, client.device));
     button.setAttribute("aria-expanded", String(isOpen(item.name)));
     fill(made, [
       null, format.rate(client.sent_bps), format.rate(client.received_bps), client.rate_bps ? format.rate(client.rate_bps) : "–",
@@ -101,6 +101,11 @@ function chartRow(item) {
   return made;
 }
 
+// An address, and the name of its device, if it has one.
+function named(address, device) {
+  return device ? `${address} (${device})` : address;
+}
+
 export function showClients(top) {
   const networks = top.networks.filter((network) => network.clients.length > 0);
   keep(
@@ -122,8 +127,8 @@ export function showDecisions(decisions) {
   keep(
     byId("decision-rows"), items, ({ key }) => key,
     ({ kind }) => row(["", "", "", kind ? `state-${kind}` : "", "", "reason"]),
-    (made, { at, client, client_port, network, direction, kind, rate, reason }) => fill(made, [
-      format.moment(at), client_port === null ? client : `${client} port ${client_port}`,
+    (made, { at, client, client_port, device, network, direction, kind, rate, reason }) => fill(made, [
+      format.moment(at), named(client_port === null ? client : `${client} port ${client_port}`, device),
       network ?? "none", `${direction === "uplink" ? "uplink " : ""}${kind ?? "free"}`, rate ?? "–", reason,
     ]),
   );
