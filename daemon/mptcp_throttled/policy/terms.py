@@ -20,12 +20,13 @@ Decisions, plan, uplinks, the log, `status` and metrics take the rates from the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Final
 
-from mptcp_throttle.model import AccessNetwork, Address, Direction
+from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttle.schedule import next_change, window_at
+from mptcp_throttle.units import Rate
 from mptcp_throttled.policy.client_networks import client_networks
 from mptcp_throttled.policy.rules import budget, device, overflow, override, schedule
 from mptcp_throttled.vocabulary.operator import Override
@@ -76,21 +77,40 @@ def terms_of(networks: Iterable[AccessNetwork], now: float, facts: Facts) -> Pre
         by_hand, of_network = _of_clients(network, facts.overrides), _of_network(network, facts.overrides)
         given = rule_input(network, None, now, facts._replace(overrides=of_network))
         present = by_network[network.name] = steps(given)[-1]
-        for client in _named(network, by_hand, facts):
+        named = _named(network, by_hand, facts)
+        for client in named:
             its_facts = given.facts
             if client in by_hand:
                 its_facts = its_facts._replace(overrides=(*of_network, *by_hand[client]))
             own = _own(steps(given._replace(client=client, facts=its_facts))[-1], present)
             if own:
                 by_client[network.name, client] = own
+        for client, own in _of_other_devices(given, named, present):
+            by_client[network.name, client] = own
     return PresentTerms(by_network, by_client)
 
 
+def _of_other_devices(
+    given: RuleInput, named: Container[Address], of_network: Terms
+) -> Iterator[tuple[Address, Terms]]:
+    """The terms of the devices with own rates that are not `named`: the same for all with the same rates.
+
+    Facts may change several times a second, while there are thousands of devices.
+    """
+    by_rates: dict[tuple[tuple[RateKind, Rate | None], ...], Terms] = {}
+    for client in given.network.devices.clients:
+        if client.rates and client.first not in named:
+            rates = tuple(client.rates.items())
+            if rates not in by_rates:
+                by_rates[rates] = _own(steps(given._replace(client=client.first))[-1], of_network)
+            if by_rates[rates]:
+                yield client.first, by_rates[rates]
+
+
 def _named(network: AccessNetwork, by_hand: Iterable[Address], facts: Facts) -> dict[Address, None]:
-    """The first addresses of the clients of a network whose terms may differ from the network's."""
-    devices = (client.first for client in network.devices.clients if client.rates)
+    """The first addresses of the clients of a network of which facts say something that is not so of all."""
     counted = (*facts.spent.get(network.name, ()), *facts.lacking.get(network.name, ()))
-    return dict.fromkeys((*devices, *by_hand, *(network.client(each) for each in counted if each is not None)))
+    return dict.fromkeys((*by_hand, *(network.client(each) for each in counted if each is not None)))
 
 
 def _of_network(network: AccessNetwork, overrides: Iterable[Override]) -> tuple[Override, ...]:
