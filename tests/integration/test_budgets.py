@@ -64,7 +64,7 @@ def test_running_download_is_slowed_by_a_spent_budget_until_more_is_added(world:
     world.download(client=one)
     world.wait_settled()
     spent = budgets(world)[first]
-    assert AMOUNT <= spent["used"]
+    assert spent["used"] >= AMOUNT
     allowed = {"direction": "downlink", "kind": "cap", "rate": "1mbit"}
     assert (spent["left"], spent["stages_reached"], spent["allowed"]) == (0, 1, [allowed])
     assert receive_rates(one, 4)["eth0"] < 1.25e6
