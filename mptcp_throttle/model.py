@@ -348,6 +348,14 @@ class Budget:
         """What tells it from the other budgets of its network, and stays the same when amount or rates change."""
         return f"{self.per} {self.counting} {self.every}"
 
+    def allowed(self, stages: int) -> dict[RateKind, Rate]:
+        """What so many stages, the first ones, allow at most: of each kind the lowest rate."""
+        allowed: dict[RateKind, Rate] = {}
+        for stage in self.stages[:stages]:
+            for kind, rate in stage.rates.items():
+                allowed[kind] = min(rate, allowed.get(kind, rate))
+        return allowed
+
     def __str__(self) -> str:
         stages = "; ".join(map(str, self.stages))
         return f"{format_volume(self.amount)} per {self.per} and {self.every} ({self.counting}, {stages})"

@@ -15,7 +15,7 @@ _VOLUME_UNITS: Final = {**_DECIMAL_VOLUMES, "KiB": 2**10, "MiB": 2**20, "GiB": 2
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SHARE_UNITS: Final = {"%": 0.01}
 _NUMBER: Final = r"(\d+(?:\.\d+)?) ?"
-_QUANTITY: Final = re.compile(_NUMBER + r"([A-Za-z]+|%)")
+_QUANTITY: Final = re.compile(_NUMBER + r"([A-Za-z]+|%)", re.ASCII)
 # Rates as people write them. kbps and mbps are not among them: in tc(8) these are bytes.
 _BITS: Final = re.compile(_NUMBER + r"(?:(?i:([kmg]?)bits?(?:/s|ps)?)|([kKMG]?)b/s|([KMG])bps)")
 _BITS_OR_BYTES: Final = re.compile(_NUMBER + r"([kmg]?)(i?)(bits?)?b?(?:/s|ps)?", re.IGNORECASE)

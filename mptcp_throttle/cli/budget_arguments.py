@@ -22,7 +22,7 @@ PARAMETERS: Final = {
 
 _TEXTS: Final = {
     "add": "add to a budget; what is added is used first",
-    "reset": "begin the budgets of a network, with those of its clients, or of a client again, with nothing used",
+    "reset": "set what is used to nothing: of a client, or of a network and all its clients",
     "set-used": "say how much of a budget is used, such as what the bill of the carrier says",
 }
 
@@ -34,9 +34,12 @@ def add_to(budget: argparse.ArgumentParser) -> None:
         command = commands.add_parser(name, help=_TEXTS[name], description=_TEXTS[name])
         command.add_argument("name", metavar=OWNER, help=OWNER_HELP)
         if "amount" in parameters:
-            command.add_argument("amount", metavar="AMOUNT", help=VOLUME_SYNTAX)
+            or_nothing = "; or 0" if name == "set-used" else ""
+            command.add_argument("amount", metavar="AMOUNT", help=f"{VOLUME_SYNTAX}{or_nothing}")
         if "until" in parameters:
-            command.add_argument("--until", metavar="DATE", help="when the rest is lost, such as 2026-12-31T18:00")
+            command.add_argument(
+                "--until", metavar="DATE", help="when the rest of it is lost, such as 2026-12-31T18:00"
+            )
         # It may stand before the command, too: a default would undo it there.
         command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=JSON_HELP)
         command.add_argument("--every", choices=list(map(str, Every)), help="only the budget with such periods")

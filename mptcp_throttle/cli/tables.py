@@ -384,7 +384,7 @@ def show_budgets(data: Json) -> None:
     if not data["budgets"]:
         console.print("no budget is configured, or none of a client is used")
         return
-    columns = ("network", "client", "used", "of", "", "left", "without MPTCP", "until", "now allowed at most")
+    columns = ("network", "client", "used", "of", "", "left", "without MPTCP", "period ends", "allowed at most")
     table = Table(*columns, box=None)
     for budget in data["budgets"]:
         uplink = {"uplink": "uplink "}

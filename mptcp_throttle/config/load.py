@@ -378,7 +378,9 @@ def _high_caps(file: YamlFile, network: AccessNetwork) -> Iterator[str]:
             if direction.cap in section:
                 place = file.place(*parents, *RATE_KEYS[direction.cap])
                 yield f"{place}: {cap}: is more than limit; allowed: up to {limit}"
-            elif direction.limit in section:
+            elif direction.limit in section and parents[:1] != (
+                "budgets",
+            ):  # the limit of a stage narrows the cap, too
                 place = file.place(*parents, *RATE_KEYS[direction.limit])
                 yield f"{place}: {limit}: is less than the cap {cap}; allowed: as much, or a lower cap beside it"
 
@@ -409,8 +411,6 @@ def _budget_starts(file: YamlFile, raw: NetworkFile) -> Iterator[str]:
 def _budgets(file: YamlFile, network: AccessNetwork) -> Iterator[str]:
     for index, budget in enumerate(network.budgets):
         place, parts = file.place("budgets", index), [stage.at for stage in budget.stages]
-        if budget.per is Per.SUBFLOW:
-            yield f"{file.place('budgets', index, 'per')}: subflow: allowed: network, client"
         if budget.key in [earlier.key for earlier in network.budgets[:index]]:
             yield f"{place}: has the per, direction and every of an earlier budget; allowed: one such budget"
         if parts != sorted(set(parts)):

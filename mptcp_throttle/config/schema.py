@@ -155,6 +155,12 @@ def _start(value: object) -> int | str:
     raise ValueError(f"allowed: a day of the month from 1 to {_MONTH_DAYS}, or of the week, such as Mon; or null")
 
 
+def _budget_per(value: object) -> Per:
+    if value not in (Per.NETWORK, Per.CLIENT):
+        raise ValueError("allowed: network, client")
+    return Per(str(value))
+
+
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, dict) else value
 
@@ -407,7 +413,7 @@ class BudgetSection(Section):
     """A budget of an access network; `then` is the only stage, or all of them."""
 
     amount: Annotated[int, parsed_by(parse_volume)]
-    per: Annotated[Per, one_of(Per)] = Per.CLIENT
+    per: Annotated[Per, PlainValidator(_budget_per)] = Per.CLIENT
     direction: Annotated[Counting, one_of(Counting)] = Counting.BOTH
     every: Annotated[Every, one_of(Every)] = Every.MONTH
     starts: Annotated[int | str, PlainValidator(_start)] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Protocol, TypeGuard, TypeVar, get_args, get_origin
 
@@ -159,7 +159,8 @@ def validate(model: type[_Model], document: Document) -> _Model:
 
 
 def _explain(model: type[Section], document: Document, detail: ErrorDetails) -> str:
-    keys = tuple(key for key in detail["loc"] if isinstance(key, str | int))
+    of_model = tuple(key for key in detail["loc"] if isinstance(key, str | int))
+    keys = _written_keys(document, of_model)
     while keys and keys not in document.lines and detail["type"] != "missing":
         keys = keys[:-1]  # pydantic appends the name of the union member
     prefix = f"{document.where(keys)}: {dotted(keys)}:"
@@ -170,10 +171,19 @@ def _explain(model: type[Section], document: Document, detail: ErrorDetails) -> 
     written = document.scalars.get(keys)
     quoted = shown(value) if isinstance(value, str) or written is None else written[:60] or "null"
     if detail["type"] == "extra_forbidden":
-        return f"{prefix} {quoted}: unknown key; allowed: {', '.join(_keys_beside(model, keys))}"
+        return f"{prefix} {quoted}: unknown key; allowed: {', '.join(_keys_beside(model, of_model))}"
     if detail["type"] in {"model_type", "dict_type"}:
         return f"{prefix} {quoted}: is not a mapping; allowed: lines of the form `option: value`"
     return f"{prefix} {quoted}: {detail['ctx']['error']}"
+
+
+def _written_keys(document: Document, keys: Iterable[str | int]) -> KeyPath:
+    """The keys without the index of the only item of a list that is written without the list."""
+    written: KeyPath = ()
+    for key in keys:
+        if key != 0 or (*written, key) in document.lines:
+            written = (*written, key)
+    return written
 
 
 def _keys_beside(annotation: object, keys: KeyPath) -> list[str]:

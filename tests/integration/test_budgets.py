@@ -69,14 +69,14 @@ def test_running_download_is_slowed_by_a_spent_budget_until_more_is_added(world:
     assert (spent["left"], spent["stages_reached"], spent["allowed"]) == (0, 1, [allowed])
     assert receive_rates(one, 4)["eth0"] < 1.25e6
     (subflow,) = world.capped()
-    assert subflow.reason == "wifi is live; cap: budget of 6 MB per day is used"
+    assert subflow.reason == "wifi is live; cap: 6 MB per day used"
     told = re.findall(r"budget (warning|stage 1 reached) (.* used)='(\S+) MB'", world.daemon.log_text())
     of_client = f"network=ethernet budget='6 MB' per=client every=day client={first} used"
     assert [(event, text) for event, text, _ in told] == [("warning", of_client), ("stage 1 reached", of_client)]
     # Ethernet carries 1.25 MB/s; the daemon looks at the sockets every 0.4 s, and more often near the end.
     assert 4.8 <= float(told[0][2]) < 6 <= float(told[1][2]) < 7
     explained = world.services.cli("explain", first, "ethernet").stdout
-    assert "cap: 1mbit (budget of 6 MB per day is used, until 00:00); otherwise none" in explained
+    assert "cap: 1mbit (6 MB per day used, until 00:00); otherwise none" in explained
     world.download(client=two)
     eventually(lambda: budgets(world).get(second, {"used": 0})["used"] > MEGABYTE, "the other client's own budget")
     assert caps(world) == {first: CAP.bits_per_second}

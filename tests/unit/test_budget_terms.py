@@ -24,7 +24,7 @@ CONFIGURED: Final = ETHERNET.rates[RateKind.CAP]
 BUDGET: Final = Budget(5 * 10**9, Per.CLIENT, Counting.BOTH, Every.MONTH, 1, None, (Stage(1.0, {RateKind.CAP: SLOW}),))
 EPOCH: Final = 1.7e9
 NOW: Final = 1000.0
-REASON: Final = "budget of 5 GB per month is used"
+REASON: Final = "5 GB per month used"
 
 
 def terms(
@@ -32,7 +32,7 @@ def terms(
 ) -> PresentTerms:
     spent: dict[Subject, tuple[Reached, ...]] = {}
     for subject, stage in reached:
-        spent[subject] = (*spent.get(subject, ()), Reached(BUDGET, (stage,), until))
+        spent[subject] = (*spent.get(subject, ()), Reached(replace(BUDGET, stages=(stage,)), (stage,), until))
     facts = Facts(wall_clock=WallClock(EPOCH, ZoneInfo("UTC")), spent={"ethernet": spent})
     return terms_of((WIFI, network), now, facts)  # type: ignore[arg-type]
 
@@ -86,12 +86,22 @@ STAGES: Final = st.dictionaries(st.sampled_from(list(RateKind)), RATES, min_size
 
 @given(st.lists(st.tuples(st.sampled_from([None, CLIENT]), STAGES), max_size=5))
 def test_budgets_only_narrow_and_the_narrowest_wins(reached: list[tuple[Subject, Stage]]) -> None:
-    free, present = terms(), terms(*reached)
+    free, present, key = terms().rates["ethernet"], terms(*reached), ("ethernet", CLIENT)
+
+    def expected(kind: RateKind, *, client: bool) -> Rate | None:
+        stages = [stage for subject, stage in reached if subject is None or client]
+        rates = [free.get(kind), *(stage.rates.get(kind) for stage in stages)]
+        return min((each for each in rates if each is not None), default=None)
+
     for client in (False, True):
-        key = "ethernet", CLIENT
         for kind in RateKind:
-            rates = present.client_rates[key] if client and kind in present.by_client.get(key, {}) else None
-            rate = (present.rates["ethernet"] if rates is None else rates).get(kind)
-            stages = [stage for subject, stage in reached if subject is None or client]
-            candidates = [free.rates["ethernet"].get(kind), *(stage.rates.get(kind) for stage in stages)]
-            assert rate == min((each for each in candidates if each is not None), default=None)
+            own = client and kind in present.by_client.get(key, {})
+            rate = (present.client_rates[key] if own else present.rates["ethernet"]).get(kind)
+            lowest, limit = expected(kind, client=client), expected(kind.direction.limit, client=client)
+            assert rate == (lowest if lowest is None or limit is None else min(lowest, limit))
+
+
+def test_limit_of_a_stage_bounds_a_cap_that_is_higher() -> None:
+    limit = Rate.parse("512kbit")
+    present = terms((None, Stage(1.0, {RateKind.LIMIT: limit})))
+    assert present.by_network["ethernet"][RateKind.CAP] == Term(limit, REASON, 5000, RuleName.BUDGET)

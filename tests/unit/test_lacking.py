@@ -122,3 +122,16 @@ def test_spent_budget_narrows_an_overflow_and_a_rate_by_hand_replaces_it() -> No
     assert (narrowed.rate, narrowed.rule) == (Rate(2_000_000), RuleName.BUDGET)
     by_hand = term(WITH_OVERFLOW, Facts((cap("ethernet", Rate(3_000_000)),), lacking=LACKING))
     assert (by_hand.rate, by_hand.rule) == (Rate(3_000_000), RuleName.BY_HAND)
+
+
+def test_what_is_not_known_any_more_raises_no_cap(watched: Watched) -> None:
+    watched.lacking(2, wifi=3, ethernet=5)
+    assert watched.overflow.lacking_at(watched.at + 1) == watched.overflow.lacking
+    assert watched.overflow.lacking_at(watched.at + 10) == {}
+
+
+def test_cap_of_a_window_is_what_must_be_used(watched: Watched) -> None:
+    terms = watched.snapshot.terms
+    low = {**terms.by_network, "ethernet": {RateKind.CAP: Term(Rate(512_000), "schedule")}}
+    watched.snapshot = replace(watched.snapshot, terms=replace(terms, by_network=low))
+    assert watched.lacking(2, wifi=3, ethernet=0.5) == pytest.approx(7, abs=1)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from mptcp_throttle.model import AccessNetwork, Budget, Counting, Every, Per, RateKind, Stage, Window
 from mptcp_throttle.units import Rate
 from mptcp_throttle.when import When
+from mptcp_throttled.accounting import ledger as ledger_module
 from mptcp_throttled.accounting import ledger_rows
 from mptcp_throttled.accounting.ledger import BudgetUse, Carried, Ledger
 from mptcp_throttled.accounting.ledger_rows import read_accounts, write_changes
@@ -65,7 +66,7 @@ class Book:
         """The next instance; what was not `written` is lost."""
         if written and hasattr(self, "ledger"):
             self.write()
-        self.ledger = Ledger(read_accounts(self.database), lambda: self.is_synchronised)
+        self.ledger = Ledger(read_accounts(self.database)[0], lambda: self.is_synchronised)
         self.ledger.use((WIFI, *self.networks), BERLIN, self.at)
 
     def write(self) -> None:
@@ -261,3 +262,93 @@ def test_no_byte_is_lost_or_counted_twice_whatever_the_clock_does(
         assert set(book.stages()) == {each for each, used in expected.items() if used >= 750}
     periods = [each.period for each in book.told if isinstance(each, Begun)]
     assert all(first.end <= second.start for first, second in pairwise(periods))
+
+
+def test_budgets_that_could_not_be_read_are_added_once_they_can() -> None:
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 700))
+    book.write()
+    ledger = Ledger(None, lambda: True)
+    ledger.use((WIFI, *book.networks), BERLIN, book.at)
+    ledger.count([to(ONE, 100), to(TWO, 5)], book.at, 1.0)
+    assert ledger.is_unread
+    ledger.adopt(read_accounts(book.database)[0], book.at)
+    assert not ledger.is_unread
+    book.ledger = ledger
+    assert book.used() == {ONE: 800, TWO: 5}
+    book.restart()
+    assert (book.used(), book.stages()) == ({ONE: 800, TWO: 5}, {ONE: 1})
+
+
+def test_rows_that_are_no_rows_of_ours_are_left_out() -> None:
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 700), to(TWO, 5))
+    book.write()
+    book.database.execute("UPDATE budget_uses SET used = 'much' WHERE subject = ?", (str(TWO),))
+    book.database.execute("INSERT INTO budget_additions VALUES ('ethernet', ?, '10.1.0.3', '[1]')", (MONTHLY.key,))
+    book.database.execute("INSERT INTO budget_periods VALUES ('lte', 'a', NULL, 'b', 0, 0)")
+    assert read_accounts(book.database)[1] == 3
+    book.restart(written=False)
+    assert book.used() == {ONE: 700}
+
+
+def test_budget_that_is_removed_and_added_again_keeps_what_was_not_written() -> None:
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 700))
+    for networks in ((network(),), (network(MONTHLY),)):
+        book.networks = networks
+        book.ledger.use((WIFI, *networks), BERLIN, book.at)
+    assert (book.used(), book.stages()) == ({ONE: 700}, {})
+    book.restart()
+    assert book.used() == {ONE: 700}
+
+
+def test_first_period_by_a_wrong_clock_is_replaced_when_the_clock_is_right() -> None:
+    book = Book((network(MONTHLY),), at=at("2036-05-01 00:00"), is_synchronised=False)
+    book.count(to(ONE, 700))
+    book.restart()
+    book.at, book.is_synchronised = NOVEMBER, True
+    assert book.count(to(ONE, 10)) == []
+    assert book.uses()[ONE].period == (at("2026-11-01 00:00"), at("2026-12-01 00:00"))
+    book.restart()
+    assert book.used() == {ONE: 710}
+
+
+def test_reset_and_rollover_that_begins_give_no_rest() -> None:
+    rolling = replace(MONTHLY, rollover=True)
+    book = Book((network(rolling),))
+    book.count(to(ONE, 1000))
+    book.count(after=at("2026-12-02 00:00") - book.at)
+    book.count(to(ONE, 1200))
+    book.ledger.reset("ethernet", None, book.at)
+    book.count(to(ONE, 1))
+    assert book.uses()[ONE].left == 999
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 1000))
+    book.count(after=at("2026-12-02 00:00") - book.at)
+    book.ledger.use((WIFI, network(rolling)), BERLIN, book.at)
+    book.count(to(ONE, 1))
+    assert book.uses()[ONE].left == 999
+
+
+def test_rest_of_a_period_long_ago_is_not_added() -> None:
+    book = Book((network(replace(MONTHLY, rollover=True)),))
+    book.count(to(ONE, 400))
+    book.count(to(ONE, 1), after=at("2027-03-02 00:00") - book.at)
+    book.count(to(ONE, 1))
+    assert book.uses()[ONE].left == 999
+
+
+def test_other_amount_that_is_used_already_is_told() -> None:
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 700))
+    told = book.ledger.use((WIFI, network(replace(MONTHLY, amount=700))), BERLIN, book.at)
+    assert [level.stages for level in told] == [2]
+    assert book.stages() == {ONE: 2}
+
+
+def test_clients_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "MAX_CLIENTS", 1)
+    book = Book((network(MONTHLY),))
+    book.count(to(ONE, 10), to(TWO, 2000), to(ip_address("10.1.0.3"), 3))
+    assert (book.used(), book.stages()) == ({ONE: 10, None: 2003}, {})

@@ -16,7 +16,7 @@ def test_pause_after_an_observation_follows_from_its_cost(used: float, pause: fl
 
 @pytest.mark.parametrize(
     ("used", "next_change", "pause"),
-    [(0.0, 60.0, 0.4), (0.0, 0.2, 0.2), (0.0, 0.0, 0.05), (0.03, 60.0, 3.0), (0.03, 1.0, 1.0), (0.3, 0.0, 0.3)],
+    [(0.0, 60.0, 0.4), (0.0, 0.2, 0.2), (0.0, 0.0, 0.05), (0.03, 60.0, 3.0), (0.03, 1.0, 1.0), (0.3, 0.0, 2.7)],
 )
 def test_pause_is_shorter_when_a_stage_of_a_budget_is_near(used: float, next_change: float, pause: float) -> None:
     assert pause_after(used, next_change) == pytest.approx(pause)

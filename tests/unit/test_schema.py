@@ -655,7 +655,7 @@ THEN = "then: {cap: 256kbit}"
         (f"[{{amount: 5, {THEN}}}]", "budgets[0].amount: 5: is not a volume; allowed: a number with kB, MB, GB or TB"),
         (f"[{{amount: 5kB, {THEN}}}]", "budgets[0].amount: '5kB': is not a usable volume; allowed: "),
         (f"[{{amount: 9999TB, {THEN}}}]", "budgets[0].amount: '9999TB': is not a usable volume; allowed: "),
-        (f"[{{amount: 5GB, per: subflow, {THEN}}}]", "budgets[0].per: subflow: allowed: network, client"),
+        (f"[{{amount: 5GB, per: subflow, {THEN}}}]", "budgets[0].per: 'subflow': allowed: network, client"),
         (f"[{{amount: 5GB, direction: sum, {THEN}}}]", "budgets[0].direction: 'sum': allowed: down, up, both"),
         (f"[{{amount: 5GB, every: year, {THEN}}}]", "budgets[0].every: 'year': allowed: day, week, month"),
         (f"[{{amount: 5GB, starts: 32, {THEN}}}]", "budgets[0].starts: 32: allowed: a day of the month from 1 to 31"),
@@ -694,7 +694,12 @@ THEN = "then: {cap: 256kbit}"
             f"[{{amount: 5GB, {THEN}}}, {{amount: 9GB, {THEN}}}]",
             "budgets[1]: has the per, direction and every of an earlier budget; allowed: one such budget",
         ),
-        ("[{amount: 5GB, then: {rate: 1mbit}}]", "budgets[0].then: "),
+        (
+            "[{amount: 5GB, then: {rate: 1mbit}}]",
+            "budgets[0].then.rate: '1mbit': unknown key; allowed: at, cap, limit, uplink",
+        ),
+        ("[{amount: 5GB, then: {uplink: {cap: 1x}}}]", "budgets[0].then.uplink.cap: '1x': is not a rate; allowed: "),
+        ("[{amount: 5GB, then: [{at: 0%, cap: 1kbit}]}]", "budgets[0].then[0].at: '0%': is too small; allowed: 1%"),
         ("5GB", "budgets: '5GB': allowed: a list of 0 to 8 budgets"),
     ],
 )

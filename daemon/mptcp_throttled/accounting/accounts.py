@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple
+from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttled.accounting.history import FLUSH_SECONDS, Account, History, Kind
 from mptcp_throttled.accounting.ledger import BudgetTotals, BudgetUse, Carried, Ledger
@@ -53,6 +54,7 @@ class Accounts:
         self._ledger = ledger
         self._tell = tell
         self._proxies = proxies
+        self._ports = proxies.together.ports
         self._clock = clock
         self._meter: Meter | None = None
         self._closed: deque[ClosedSubflow] = deque(maxlen=_MAX_CLOSED)
@@ -63,7 +65,8 @@ class Accounts:
         self._latest: dict[FourTuple, int] = {}
         self._flush_at = 0.0
         self._looked_at = clock.monotonic()
-        self._with_tcp = ledger.is_known
+        self._with_tcp = history.counted_tcp
+        self._renewals = history.renewals
         self.networks: Mapping[str, NetworkAccounts] = {}
 
     def note_closed(self, closed: Iterable[ClosedSubflow]) -> None:
@@ -83,17 +86,20 @@ class Accounts:
         meter = self._meter = self._meter or self._begin(sockets)
         if self._located is not snapshot.networks:
             self._locators, self._located = Locators(snapshot.networks, self._proxies), snapshot.networks
-        self._ledger.use(snapshot.networks, snapshot.facts.wall_clock.zone, self._clock.time())
+        spent, told = self._ledger.spent, self._read_budgets()
+        told += self._ledger.use(snapshot.networks, snapshot.facts.wall_clock.zone, self._clock.time())
         with_tcp = self._ledger.has_budgets
         if with_tcp and not self._with_tcp:
             meter.ignore({socket.cookie: socket.totals for socket in sockets.values() if not socket.is_mptcp})
         self._with_tcp = with_tcp
-        live = dict(_live(meter, sockets, snapshot, steered, with_tcp=with_tcp))
+        live = dict(_live(meter, sockets, snapshot, steered, self._ports, with_tcp=with_tcp))
         carried = meter.look(self._clock.monotonic(), live, self._take_closed())
         self._note_other_ports(snapshot)
         located = self._located_clients(carried)
         self._add_to_history([(network, client, each.traffic) for network, client, each in located if each.is_mptcp])
-        self._count_budgets(located)
+        told += self._count_budgets(located)
+        if told or self._ledger.spent is not spent:
+            self._tell(told)
         if self._clock.monotonic() >= self._flush_at:
             self.flush()
 
@@ -107,7 +113,13 @@ class Accounts:
         self.networks = networks
         self._history.add(self._clock.time(), sums.items())
 
-    def _count_budgets(self, located: Iterable[tuple[AccessNetwork, Address, Metered]]) -> None:
+    def _read_budgets(self) -> list[Level | Begun]:
+        """What an earlier instance has written, if it could not be read before; nothing to tell."""
+        if self._ledger.is_unread and (stored := self._history.budgets()) is not None:
+            self._ledger.adopt(stored, self._clock.time())
+        return []
+
+    def _count_budgets(self, located: Iterable[tuple[AccessNetwork, Address, Metered]]) -> list[Level | Begun]:
         carried = (
             Carried(network.name, client, each.traffic.ip_sent, each.traffic.ip_received, each.is_mptcp)
             for network, client, each in located
@@ -115,10 +127,7 @@ class Accounts:
         )
         now = self._clock.monotonic()
         seconds, self._looked_at = now - self._looked_at, now
-        before = self._ledger.spent
-        told = self._ledger.count(carried, self._clock.time(), seconds)
-        if told or self._ledger.spent is not before:
-            self._tell(told)
+        return self._ledger.count(carried, self._clock.time(), seconds)
 
     @property
     def seconds_to_next_stage(self) -> float | None:
@@ -148,11 +157,16 @@ class Accounts:
             self._flush_at = now + FLUSH_SECONDS
             if self._meter is None:
                 return False
-            changes = self._ledger.changes()
-            is_written = self._history.flush(self._clock.time(), now, self._meter.counted, changes)
-            if is_written:
+            if self._renewals != self._history.renewals:
+                self._renewals = self._history.renewals
+                self._ledger.write_all_again()
+            # Nothing takes the place of what could not be read.
+            changes = None if self._ledger.is_unread else self._ledger.changes()
+            at = self._clock.time()
+            is_written = self._history.flush(at, now, self._meter.counted, changes, with_tcp=self._with_tcp)
+            if is_written and changes is not None:
                 self._ledger.written()
-            return is_written
+            return is_written and changes is not None
 
     def close(self) -> None:
         """Write the history for the last time."""
@@ -221,16 +235,18 @@ def _live(
     sockets: Mapping[FourTuple, SocketState],
     snapshot: Snapshot,
     steered: Mapping[FourTuple, SteeredTotals],
+    ports: Ports,
     *,
     with_tcp: bool,
 ) -> Iterator[tuple[FourTuple, LiveSubflow]]:
-    """The subflows among the sockets, and those `with_tcp` without MPTCP."""
+    """The subflows among the sockets, and `with_tcp` the sockets without MPTCP on these ports of the proxy."""
     unknown = {ends for ends, socket in sockets.items() if socket.is_mptcp and not meter.knows(socket.cookie)}
     if unknown:
         unknown -= {decision.subflow.ends for decision in snapshot.all_decisions()}
     for ends, socket in sockets.items():
         if not socket.is_mptcp:
-            if with_tcp:
+            # The proxy may have opened subflows on any port, for which all sockets were listed.
+            if with_tcp and ends.proxy.port in ports:
                 yield ends, LiveSubflow(socket.cookie, socket.totals, socket.rtt, throttled=False, is_mptcp=False)
         elif ends not in unknown:
             totals = socket.totals._replace(steered=steered[ends]) if ends in steered else socket.totals

@@ -149,6 +149,8 @@ def resolution_for(seconds: float) -> int:
 class History:
     """The database at `path`. `add` and `flush` are for one thread, `read` for any. `boot` identifies this boot.
 
+    `renewals` is how often a damaged database was set aside after the start.
+
     Nothing raises: what goes wrong is in the log, once.
     """
 
@@ -160,6 +162,7 @@ class History:
         self._problem: str | None = None
         self._clocks: tuple[float, float] | None = None
         self._prune_at = 0.0
+        self.renewals = 0
         self._database = self._open()
 
     def add(self, at: float, carried: Iterable[tuple[Account, Traffic]]) -> None:
@@ -177,11 +180,14 @@ class History:
         now: float,
         monotonic: float,
         counted: Mapping[int, SocketTotals],
-        budgets: LedgerChanges = LedgerChanges(),  # noqa: B008
+        budgets: LedgerChanges | None = None,
+        *,
+        with_tcp: bool = False,
     ) -> bool:
         """Write what was added, what has been counted of live sockets, and budgets; remove what is too old.
 
-        `now` is in seconds since the epoch, `monotonic` in monotonic seconds. Returns whether all is written.
+        `now` is in seconds since the epoch, `monotonic` in monotonic seconds. `with_tcp`: TCP without MPTCP is counted.
+        Returns whether all is written.
         """
         with self._lock:
             try:
@@ -189,23 +195,47 @@ class History:
                 if database is None:
                     return False
                 self._database = database
-                with database:
-                    rows = (
-                        (resolution, start, *account, *astuple(traffic))
-                        for (resolution, start, account), traffic in self._pending.items()
-                    )
-                    database.executemany(_ADD, rows)
-                    database.execute("DELETE FROM counted")
-                    database.execute("INSERT INTO counted VALUES (?, ?)", (self._boot, _packed(counted)))
-                    write_changes(database, budgets)
+                try:
+                    self._write(database, counted, budgets, with_tcp=with_tcp)
+                finally:
                     if self._may_prune(now, monotonic):
-                        _prune(database, now)
+                        with database:  # a full one has room again
+                            _prune(database, now)
                 self._pending.clear()
                 self._note(None)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OverflowError) as error:
                 self._note(str(error))
+                if type(error) is sqlite3.DatabaseError:  # it is damaged
+                    self._renew()
                 return False
             return True
+
+    def _write(
+        self,
+        database: sqlite3.Connection,
+        counted: Mapping[int, SocketTotals],
+        budgets: LedgerChanges | None,
+        *,
+        with_tcp: bool,
+    ) -> None:
+        with database:
+            rows = (
+                (resolution, start, *account, *astuple(traffic))
+                for (resolution, start, account), traffic in self._pending.items()
+            )
+            database.executemany(_ADD, rows)
+            database.execute("DELETE FROM counted")
+            database.execute("INSERT INTO counted VALUES (?, ?)", (self._boot, _packed(counted)))
+            database.execute(f"PRAGMA user_version = {with_tcp:d}")
+            if budgets is not None:
+                write_changes(database, budgets)
+
+    def _renew(self) -> None:
+        """Set a damaged database aside, and begin another."""
+        if self._database is not None:
+            self._database.close()
+        self._database = self._set_aside()
+        self.renewals += 1
 
     def read(self, account: Account, resolution: int, since: float) -> list[Period]:
         """What an account carried, the oldest first; seconds since the epoch. Without what `flush` has not written."""
@@ -230,15 +260,26 @@ class History:
         rows = self._select("SELECT sockets FROM counted WHERE boot = ?", (self._boot,))
         return _unpacked(rows[0][0]) if rows else None
 
-    def budgets(self) -> dict[AccountKey, StoredAccount]:
-        """What is stored of budgets; nothing while the database cannot be read."""
+    def budgets(self) -> dict[AccountKey, StoredAccount] | None:
+        """What is stored of budgets; None while the database cannot be read."""
         with self._lock:
-            if self._database is not None:
-                try:
-                    return read_accounts(self._database)
-                except (sqlite3.Error, ValueError, TypeError) as error:
-                    self._note(str(error))
-        return {}
+            try:
+                self._database = self._database or self._open()
+                if self._database is None:
+                    return None
+                accounts, bad = read_accounts(self._database)
+            except sqlite3.Error as error:
+                self._note(str(error))
+                return None
+        if bad:
+            _log.error("%s: %d rows of budgets cannot be used: what they say is forgotten", self._path, bad)
+        return accounts
+
+    @property
+    def counted_tcp(self) -> bool:
+        """Whether TCP without MPTCP was counted when `counted` was written."""
+        rows = self._select("PRAGMA user_version", ())
+        return bool(rows and rows[0][0])
 
     def close(self) -> None:
         """Close the database."""
@@ -265,16 +306,21 @@ class History:
             if isinstance(error, sqlite3.OperationalError):
                 self._note(str(error))
                 return None
-            aside = self._path.with_suffix(".damaged")
-            _log.error("%s: %s; set aside as %s, and the history begins again", self._path, error, aside.name)
-            try:
-                self._path.replace(aside)
-                for suffix in ("-wal", "-shm"):
-                    Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-                return _connect(self._path)
-            except (OSError, sqlite3.Error) as second:
-                self._note(str(second))
-                return None
+            self._note(str(error))
+            return self._set_aside()
+
+    def _set_aside(self) -> sqlite3.Connection | None:
+        """Another database in place of a damaged one; None if there can be none now."""
+        aside = self._path.with_suffix(".damaged")
+        _log.error("%s: damaged; set aside as %s, and the history begins again", self._path, aside.name)
+        try:
+            self._path.replace(aside)
+            for suffix in ("-wal", "-shm"):
+                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+            return _connect(self._path)
+        except (OSError, sqlite3.Error) as error:
+            self._note(str(error))
+            return None
 
     def _note(self, problem: str | None) -> None:
         if problem == self._problem:

@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import tzinfo
 from typing import Final, NamedTuple
 
 from mptcp_throttle.model import AccessNetwork, Budget, Counting, Every, Per
 from mptcp_throttle.periods import Period, period_at
 from mptcp_throttle.schedule import window_at
-from mptcp_throttled.accounting.ledger_rows import LedgerChanges, StoredAccount
+from mptcp_throttled.accounting.ledger_rows import LedgerChanges, StoredAccount, StoredPeriod
 from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, Begun, Level, Reached, Spent, Subject, Use
+
+MAX_CLIENTS: Final = 200_000
+"""Of a budget. What more clients carry is counted for all of them together, and reaches no stage."""
 
 _NO_LEVEL: Final = (0, False)
 
@@ -41,8 +44,8 @@ class _Account:
     """What is known of a budget.
 
     `levels` has how many stages a subject has reached, and whether the operator was warned. `changed` and
-    `changed_additions` are the subjects of which not all is written, nor is the period if it `is_new`. `is_first`: no
-    period was before. `total` is what all subjects have used.
+    `changed_additions` are the subjects of which not all is written, nor is the period if it `is_new`. `rolled_over`
+    and `is_provisional` are as in `StoredPeriod`. `total` is what all subjects have used.
     """
 
     network: AccessNetwork
@@ -54,7 +57,8 @@ class _Account:
     changed: set[Subject] = field(default_factory=set)
     changed_additions: set[Subject] = field(default_factory=set)
     is_new: bool = True
-    is_first: bool = True
+    rolled_over: bool = False
+    is_provisional: bool = False
     total: int = 0
 
     @property
@@ -64,9 +68,22 @@ class _Account:
     def additions_of(self, subject: Subject) -> tuple[Addition, ...]:
         """What was added for a subject. One that has used nothing of the period before has all of that."""
         amount = self.budget.amount
-        if self.budget.rollover and not self.is_first and subject not in self.uses and subject not in self.additions:
+        if self.rolled_over and subject not in self.uses and subject not in self.additions:
             return (Addition(amount, amount, self.period.end),)
         return self.additions.get(subject, ())
+
+    def adopt(self, stored: StoredAccount) -> None:
+        """Go on from what is stored; what was counted meanwhile is added."""
+        uses = {subject: use.plus(self.uses.get(subject, Use())) for subject, use in stored.uses.items()}
+        additions = {
+            subject: (*stored.additions.get(subject, ()), *self.additions.get(subject, ()))
+            for subject in {*stored.additions, *self.additions}
+        }
+        self.changed |= self.uses.keys()
+        self.changed_additions |= self.additions.keys()
+        self.uses, self.additions = {**self.uses, **uses}, additions
+        self.period, self.rolled_over, self.is_provisional = stored.period
+        self.total, self.is_new = sum(use.used for use in self.uses.values()), False
 
 
 class BudgetUse(NamedTuple):
@@ -131,15 +148,17 @@ def _counted(budget: Budget, carried: Carried) -> int:
 class Ledger:
     """The budgets of all networks. For one thread at a time, but `spent` is for any.
 
-    `stored` is what an earlier instance has written. `is_synchronised` tells whether the wall clock can be trusted: no
-    period begins while it cannot, except the first.
+    `stored` is what an earlier instance has written; None: it could not be read, and `adopt` is called once it can.
+    `is_synchronised` tells whether the wall clock can be trusted: while it cannot, no period begins but a provisional
+    one where there is none.
     """
 
-    def __init__(self, stored: Mapping[AccountKey, StoredAccount], is_synchronised: Callable[[], bool]) -> None:
-        self._stored = dict(stored)
-        self._was_stored = bool(stored)
+    def __init__(self, stored: Mapping[AccountKey, StoredAccount] | None, is_synchronised: Callable[[], bool]) -> None:
+        self._stored = dict(stored or {})
+        self.is_unread = stored is None
         self._is_synchronised = is_synchronised
         self._accounts: dict[AccountKey, _Account] = {}
+        self._removed: dict[AccountKey, _Account] = {}
         self._by_network: dict[str, list[_Account]] = {}
         self._zone: tzinfo | None = None
         self._networks: Sequence[AccessNetwork] = ()
@@ -149,55 +168,61 @@ class Ledger:
         self.spent: Spent = {}
 
     @property
-    def is_known(self) -> bool:
-        """Whether an earlier instance has had budgets."""
-        return self._was_stored
-
-    @property
     def has_budgets(self) -> bool:
         """Whether any network has one."""
         return bool(self._accounts)
 
-    def use(self, networks: Sequence[AccessNetwork], zone: tzinfo | None, at: float) -> None:
+    def use(self, networks: Sequence[AccessNetwork], zone: tzinfo | None, at: float) -> list[Level]:
         """Keep the budgets of these networks from now on; periods are those of the `zone`.
 
-        What was used of others is kept as long as this instance runs, and in the database.
+        What was used of others is kept as long as this instance runs, and in the database. Returns the levels that
+        another amount, or other stages, have reached.
         """
         if networks is self._networks and zone == self._zone:
-            return
+            return []
         self._networks, self._zone = networks, zone
-        before, self._accounts, self._by_network = self._accounts, {}, {}
+        known, self._accounts, self._by_network = {**self._removed, **self._accounts}, {}, {}
         for network in networks:
             for budget in network.budgets:
-                account = self._account(network, budget, before, at)
+                account = self._account(network, budget, known, at)
                 self._accounts[account.key] = account
                 self._by_network.setdefault(network.name, []).append(account)
-        for key, account in before.items():
-            if key not in self._accounts:
-                self._stored[key] = StoredAccount(account.period, account.is_first, account.uses, account.additions)
-        self._find_levels(at)
+        self._removed = {key: account for key, account in known.items() if key not in self._accounts}
+        return self._find_levels(at)
 
     def _account(
-        self, network: AccessNetwork, budget: Budget, before: Mapping[AccountKey, _Account], at: float
+        self, network: AccessNetwork, budget: Budget, known: Mapping[AccountKey, _Account], at: float
     ) -> _Account:
         key = AccountKey(network.name, budget.key)
-        if key in before:
-            return replace(before[key], network=network, budget=budget, levels={})
-        stored = self._stored.pop(key, None)
-        if stored is None:
-            return _Account(network, budget, period_at(budget.every, budget.starts, at, self._zone))
-        uses, additions = dict(stored.uses), dict(stored.additions)
-        total = sum(use.used for use in uses.values())
-        return _Account(
-            network, budget, stored.period, uses, additions, is_new=False, is_first=stored.is_first, total=total
-        )
+        if key in known:
+            account = known[key]
+            account.network, account.budget = network, budget
+            return account
+        period = period_at(budget.every, budget.starts, at, self._zone)
+        account = _Account(network, budget, period, is_provisional=not self._was_synchronised)
+        if (stored := self._stored.pop(key, None)) is not None:
+            account.adopt(stored)
+        return account
 
-    def _find_levels(self, at: float) -> None:
-        """Know the levels of all subjects, without telling the operator again of those that they have."""
-        for account in self._accounts.values():
-            for subject in {*account.uses, *account.additions}:
-                self._note_level(account, subject, at)
+    def adopt(self, stored: Mapping[AccountKey, StoredAccount], at: float) -> None:
+        """Go on from what an earlier instance has written, now that it can be read."""
+        self.is_unread = False
+        for key, of_account in stored.items():
+            if key in self._accounts:
+                self._accounts[key].adopt(of_account)
+            else:
+                self._stored[key] = of_account
+        self._find_levels(at)
+
+    def _find_levels(self, at: float) -> list[Level]:
+        told = [
+            level
+            for account in self._accounts.values()
+            for subject in {*account.uses, *account.additions}
+            for level in self._note_level(account, subject, at)
+        ]
         self._publish()
+        return told
 
     def count(self, carried: Iterable[Carried], at: float, seconds: float) -> list[Level | Begun]:
         """Count what was carried in the last `seconds` before `at`, and begin the periods that are due.
@@ -227,6 +252,8 @@ class Ledger:
                 if not amount:
                     continue
                 subject = each.client if account.budget.per is Per.CLIENT else None
+                if subject not in account.uses and len(account.uses) >= MAX_CLIENTS:
+                    subject = None
                 without, additions = 0 if each.is_mptcp else amount, account.additions_of(subject)
                 use, left = charge(account.uses.get(subject, Use()), additions, amount, without, at)
                 self._set(account, subject, use, left)
@@ -243,14 +270,19 @@ class Ledger:
         account.uses[subject] = use
         account.changed.add(subject)
         if additions != account.additions.get(subject, ()):
-            account.changed_additions.add(subject)
-            if additions:
-                account.additions[subject] = additions
-            else:
-                del account.additions[subject]
+            self._set_additions(account, subject, additions)
+
+    def _set_additions(self, account: _Account, subject: Subject, additions: tuple[Addition, ...]) -> None:
+        account.changed_additions.add(subject)
+        if additions:
+            account.additions[subject] = additions
+        else:
+            del account.additions[subject]
 
     def _note_level(self, account: _Account, subject: Subject, at: float) -> list[Level]:
         budget, use = account.budget, account.uses.get(subject, Use())
+        if subject is None and budget.per is Per.CLIENT:
+            return []
         fraction = used_fraction(budget, use, account.additions_of(subject), at)
         is_warned = budget.warn_at is not None and fraction >= budget.warn_at
         before, level = account.levels.get(subject, _NO_LEVEL), (reached_stages(budget, fraction), is_warned)
@@ -261,7 +293,8 @@ class Ledger:
         else:
             account.levels[subject] = level
         self._is_stale = self._is_stale or level[0] != before[0]
-        return [Level(account.key, budget, subject, use, level[0])] if level > before else []
+        is_told = level[0] > before[0] or (level[0] == 0 and level[1] > before[1])
+        return [Level(account.key, budget, subject, use, level[0])] if is_told else []
 
     def _seconds_to_next_stage(self, account: _Account, subject: Subject, rate: float, at: float) -> float:
         """`rate` is in bytes/s."""
@@ -275,29 +308,35 @@ class Ledger:
         self._is_stale = self._is_stale or is_synchronised != self._was_synchronised
         self._was_synchronised = is_synchronised
         begun = []
-        for account in self._accounts.values():
-            if not is_synchronised or at < account.period.end:
-                continue
+        for account in self._accounts.values() if is_synchronised else ():
             present = period_at(account.budget.every, account.budget.starts, at, self._zone)
-            before, freed = account.uses, self._forget_uses(account)
+            if account.is_provisional:
+                account.period, account.is_provisional = present, False
+                account.is_new, account.changed, self._is_stale = True, {*account.uses}, True
+            if at < account.period.end:
+                continue
+            before, old, freed = account.uses, account.period, self._forget_uses(account)
             # Its `starts` may have changed.
-            account.period, account.is_first = Period(max(present.start, account.period.end), present.end), False
-            if account.budget.rollover:
+            account.period = Period(max(present.start, old.end), present.end)
+            account.rolled_over = account.budget.rollover and present.start <= old.end
+            if account.rolled_over:
                 self._roll_over(account, before)
             begun.append(Begun(account.key, account.budget, account.period, freed))
         return begun
 
     def _roll_over(self, account: _Account, uses: Mapping[Subject, Use]) -> None:
-        """Add what is not used of a period that has ended."""
+        """Add what is not used of a period that has ended. Who has used nothing of it has all: `additions_of`."""
         for subject, use in uses.items():
             left = account.budget.amount - use.used
             added = (Addition(left, left, account.period.end),) if left > 0 else ()
-            self._set(account, subject, Use(), (*account.additions.get(subject, ()), *added))
+            if use.used:
+                self._set(account, subject, Use(), (*account.additions.get(subject, ()), *added))
 
     def _forget_uses(self, account: _Account) -> int:
         """Begin the account again; how many subjects had reached a stage."""
         freed = sum(stages > 0 for stages, _ in account.levels.values())
         account.uses, account.levels, account.changed, account.is_new, account.total = {}, {}, set(), True, 0
+        account.rolled_over = False
         self._is_stale = True
         return freed
 
@@ -306,7 +345,7 @@ class Ledger:
             for subject, additions in list(account.additions.items()):
                 held = tuple(_held(additions, at))
                 if held != additions:
-                    self._set(account, subject, account.uses.get(subject, Use()), held)
+                    self._set_additions(account, subject, held)
                     self._note_level(account, subject, at)
 
     def _publish(self) -> None:
@@ -328,9 +367,13 @@ class Ledger:
 
     def changes(self) -> LedgerChanges:
         """What `written` has not confirmed."""
-        accounts = self._accounts.items()
+        accounts = [*self._removed.items(), *self._accounts.items()]
         return LedgerChanges(
-            {key: (account.period, account.is_first) for key, account in accounts if account.is_new},
+            {
+                key: StoredPeriod(account.period, account.rolled_over, account.is_provisional)
+                for key, account in accounts
+                if account.is_new
+            },
             {key: {subject: account.uses[subject] for subject in account.changed} for key, account in accounts},
             {
                 key: {subject: account.additions.get(subject, ()) for subject in account.changed_additions}
@@ -340,8 +383,13 @@ class Ledger:
 
     def written(self) -> None:
         """The changes are in the database."""
-        for account in self._accounts.values():
+        for account in (*self._removed.values(), *self._accounts.values()):
             account.is_new, account.changed, account.changed_additions = False, set(), set()
+
+    def write_all_again(self) -> None:
+        """The database is another one: all is a change."""
+        for account in (*self._removed.values(), *self._accounts.values()):
+            account.is_new, account.changed, account.changed_additions = True, {*account.uses}, {*account.additions}
 
     def matching(self, network: str, subject: Subject, every: Every | None) -> list[AccountKey]:
         """The budgets of a network that subject has, with periods of that length; None: of any."""
@@ -352,20 +400,26 @@ class Ledger:
             if account.budget.per is per and every in (None, account.budget.every)
         ]
 
-    def add(self, key: AccountKey, subject: Subject, addition: Addition, at: float) -> None:
+    def additions_of(self, key: AccountKey, subject: Subject, at: float) -> tuple[Addition, ...]:
+        """What is left of what was added to a budget of a subject."""
+        return tuple(_held(self._accounts[key].additions_of(subject), at))
+
+    def add(self, key: AccountKey, subject: Subject, addition: Addition, at: float) -> list[Level]:
         """Add to a budget of a subject."""
         account = self._accounts[key]
         additions = (*account.additions_of(subject), addition)
         self._set(account, subject, account.uses.get(subject, Use()), additions)
-        self._note_level(account, subject, at)
+        told = self._note_level(account, subject, at)
         self._publish()
+        return told
 
-    def set_used(self, key: AccountKey, subject: Subject, used: int, at: float) -> None:
+    def set_used(self, key: AccountKey, subject: Subject, used: int, at: float) -> list[Level]:
         """Set what a subject has used in the present period, whatever was counted."""
         account = self._accounts[key]
         self._set(account, subject, Use(used), account.additions_of(subject))
-        self._note_level(account, subject, at)
+        told = self._note_level(account, subject, at)
         self._publish()
+        return told
 
     def reset(self, network: str, every: Every | None, at: float) -> list[Begun]:
         """Forget what was used of all budgets of a network; their present periods, as the clock says, begin again."""
@@ -373,6 +427,7 @@ class Ledger:
         for account in self._by_network.get(network, ()):
             if every in (None, account.budget.every):
                 account.period = period_at(account.budget.every, account.budget.starts, at, self._zone)
+                account.is_provisional = not self._is_synchronised()
                 begun.append(Begun(account.key, account.budget, account.period, self._forget_uses(account)))
         self._publish()
         return begun
@@ -382,7 +437,7 @@ class Ledger:
         return [
             self._use(account, subject, at)
             for account in self._accounts.values()
-            for subject in ([None] if account.budget.per is Per.NETWORK else [*account.uses])
+            for subject in ([None] if account.budget.per is Per.NETWORK else {**account.uses, **account.additions})
         ]
 
     def totals(self) -> list[BudgetTotals]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Final, NamedTuple
@@ -11,12 +12,14 @@ from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import Every
 from mptcp_throttle.rpc import Json
-from mptcp_throttle.units import VOLUME_SYNTAX, parse_volume
+from mptcp_throttle.units import VOLUME_SYNTAX, format_volume, parse_volume
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.ledger import BudgetUse, Ledger
 from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, Begun, Level, Subject
 from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.snapshot import Snapshot
+
+_log = logging.getLogger("mptcp-throttled")
 
 MAX_USES: Final = 1000
 """How many budgets are in an answer."""
@@ -103,13 +106,12 @@ def add(accounts: Accounts, owner: Owner, every: Every | None, addition: Additio
     def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
         key = _only(ledger, owner, every)
         subject = owner.subjects[key.network]
-        present = next((use.additions for use in ledger.uses(at) if _is_of(use, key, subject)), ())
+        present = ledger.additions_of(key, subject, at)
         if len(present) >= _MAX_ADDITIONS:
             raise UserError(f"{owner.name}: has {len(present)} additions that are not used; allowed: {_MAX_ADDITIONS}")
-        ledger.add(key, subject, addition, at)
-        return ()
+        return ledger.add(key, subject, addition, at)
 
-    _change(accounts, change)
+    _change(accounts, change, f"{owner.name}: {format_volume(addition.amount)} added")
 
 
 def set_used(accounts: Accounts, owner: Owner, every: Every | None, used: int) -> None:
@@ -117,10 +119,9 @@ def set_used(accounts: Accounts, owner: Owner, every: Every | None, used: int) -
 
     def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
         key = _only(ledger, owner, every)
-        ledger.set_used(key, owner.subjects[key.network], used, at)
-        return ()
+        return ledger.set_used(key, owner.subjects[key.network], used, at)
 
-    _change(accounts, change)
+    _change(accounts, change, f"{owner.name}: {format_volume(used)} used")
 
 
 def reset(accounts: Accounts, owner: Owner, every: Every | None) -> None:
@@ -138,11 +139,9 @@ def reset(accounts: Accounts, owner: Owner, every: Every | None) -> None:
         keys = _matching(ledger, owner, every)
         if not keys:
             raise UserError(_none(owner, every))
-        for key in keys:
-            ledger.set_used(key, owner.subjects[key.network], 0, at)
-        return ()
+        return [level for key in keys for level in ledger.set_used(key, owner.subjects[key.network], 0, at)]
 
-    _change(accounts, change)
+    _change(accounts, change, f"{owner.name}: begun again")
 
 
 def describe(uses: Iterable[BudgetUse], owner: Owner | None, snapshot: Snapshot) -> Json:
@@ -158,8 +157,7 @@ def describe(uses: Iterable[BudgetUse], owner: Owner | None, snapshot: Snapshot)
 def describe_use(use: BudgetUse, snapshot: Snapshot) -> Json:
     """A budget in the answer to `budgets`; bytes, and times in seconds since the epoch."""
     budget = use.budget
-    # A later stage has the lower rate, or none of that kind.
-    allowed = {kind: rate for stage in budget.stages[: use.spent_stages] for kind, rate in stage.rates.items()}
+    allowed = budget.allowed(use.spent_stages)
     return {
         "network": use.network,
         "client": None if use.subject is None else str(use.subject),
@@ -182,17 +180,15 @@ def describe_use(use: BudgetUse, snapshot: Snapshot) -> Json:
     }
 
 
-def _change(accounts: Accounts, change: Callable[[Ledger, float], Sequence[Level | Begun]]) -> None:
-    if not accounts.change_budgets(change):
-        raise UserError("is applied, but could not be written, and a restart may forget it: see the log")
+def _change(accounts: Accounts, change: Callable[[Ledger, float], Sequence[Level | Begun]], text: str) -> None:
+    is_written = accounts.change_budgets(change)
+    _log.info("budget set by hand: %s", text)
+    if not is_written:
+        raise UserError("applied, but not written: a restart may forget it; see the log")
 
 
 def _is_owned(use: BudgetUse, owner: Owner) -> bool:
     return use.network in owner.subjects and owner.subjects[use.network] in (None, use.subject)
-
-
-def _is_of(use: BudgetUse, key: AccountKey, subject: Subject) -> bool:
-    return (use.network, use.budget.key, use.subject) == (*key, subject)
 
 
 def _matching(ledger: Ledger, owner: Owner, every: Every | None) -> list[AccountKey]:
@@ -210,6 +206,7 @@ def _only(ledger: Ledger, owner: Owner, every: Every | None) -> AccountKey:
 
 
 def _none(owner: Owner, every: Every | None) -> str:
-    of_client = "its clients have" if owner.is_network else "it has"
     kind = "" if every is None else f" for each {every}"
-    return f"{owner.name}: {of_client} no budget{kind} of that kind; allowed: those that `budgets` shows"
+    if owner.is_network:
+        return f"{owner.name}: has no budget{kind} with per: network; allowed: one that has, or the address of a client"
+    return f"{owner.name}: has no budget{kind} with per: client; allowed: a network or client with one"

@@ -52,10 +52,6 @@ _TOP_CLIENTS_SECONDS: Final = 600.0
 _LONGEST_FIRST_TABLE_SECONDS: Final = 30.0
 
 
-def _always() -> bool:
-    return True
-
-
 class Daemon:
     """The service: `run` is the thread of the control loop; RPC, SIGHUP and the table source leave it messages.
 
@@ -88,7 +84,7 @@ class Daemon:
         boot = boot_identifier(config.sockets.daemon.parent)
         self._history = History(config.state_directory / "history.sqlite", boot)
         self._clock = clock
-        trusts_clock = is_clock_synchronised if config.daemon.wait_for_clock else _always
+        trusts_clock = is_clock_synchronised if config.daemon.wait_for_clock else lambda: True
         ledger = Ledger(self._history.budgets(), trusts_clock)
         ledger.use(config.networks, config.time_zone, clock.time())
         self._accounts = accounts = Accounts(self._history, ledger, clock, config.proxies, self._note_budgets)
@@ -107,7 +103,7 @@ class Daemon:
             self._comparison.note,
             control_group,
             lambda: ledger.spent,
-            lambda: self._observer.overflow.lacking,
+            lambda: self._observer.overflow.lacking_at(clock.monotonic()),
         )
         counted = kernel.htb.class_bytes, steering.totals, uplinks.acknowledged
         self._observer = Observer(config.proxy.ports, self._loop, *counted, accounts, self._inbox.wake)

@@ -31,6 +31,7 @@ _INTERVAL_SECONDS: Final = 1.0
 # What a client that begins to send can use of a budget before that is seen.
 _BUDGETS_INTERVAL_SECONDS: Final = 0.4
 _SHORTEST_PAUSE_SECONDS: Final = 0.05
+_SOONER_PAUSE_FACTOR: Final = 9
 _STOP_SECONDS: Final = 2.0
 # With many subflows an observation takes long: the pause is this many times its processor time, within these bounds.
 _PAUSE_FACTOR: Final = 100
@@ -46,7 +47,11 @@ def pause_after(used: float, next_change: float | None) -> float:
     """
     interval = _INTERVAL_SECONDS if next_change is None else _BUDGETS_INTERVAL_SECONDS
     pause = min(max(interval, used * _PAUSE_FACTOR), _MAX_PAUSE_SECONDS)
-    return pause if next_change is None else min(pause, max(next_change, used, _SHORTEST_PAUSE_SECONDS))
+    return (
+        pause
+        if next_change is None
+        else min(pause, max(next_change, used * _SOONER_PAUSE_FACTOR, _SHORTEST_PAUSE_SECONDS))
+    )
 
 
 class Observer(threading.Thread):
@@ -120,9 +125,10 @@ class Observer(threading.Thread):
         on_all_ports = any(d.subflow.ends.proxy.port not in self._ports for d in snapshot.all_decisions())
         steered, acknowledged = self._steered(), self._acknowledged()
         sockets = self._sockets.read(on_all_ports=on_all_ports)
-        after = before.after(Observation(time.monotonic(), sockets, classes, acknowledged), snapshot)
+        at = time.monotonic()
+        after = before.after(Observation(at, sockets, classes, acknowledged), snapshot)
         eventlog.log_enforcement(before.not_enforced, after.not_enforced, snapshot)
         self.enforcement = after
         self._accounts.look(sockets, snapshot, steered)
-        if self.overflow.look(time.monotonic(), sockets, snapshot):
+        if self.overflow.look(at, sockets, snapshot):
             self._changed()

@@ -21,7 +21,7 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.observation import SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
-from mptcp_throttled.vocabulary.terms import ClientKey, Lacking
+from mptcp_throttled.vocabulary.terms import UNLIMITED, ClientKey, Lacking
 
 INTERVAL_SECONDS: Final = 0.25
 
@@ -32,6 +32,8 @@ _USED: Final = 0.8
 """Of the network's cap: what capped subflows carry at least while they are used for what preferred paths lack."""
 _LEAST_CHANGE: Final = 0.1
 """Of the overflow."""
+_HOLDS_SECONDS: Final = 6.0
+"""Longer than the longest pause between two observations."""
 _FORGET_SECONDS: Final = 10.0
 _STEP: Final = 8000
 """Bits per second: caps are multiples of it."""
@@ -53,11 +55,15 @@ class _Client:
 
 
 class _Paths(NamedTuple):
-    """The capped subflows of a client in a network, and those of their connections on more preferred ones."""
+    """The capped subflows of a client in a network, and those of their connections on more preferred ones.
+
+    `cap` is the network's, as it is now without an overflow.
+    """
 
     network: AccessNetwork
-    capped: list[FourTuple]
-    preferred: list[FourTuple]
+    cap: Rate
+    capped: set[FourTuple]
+    preferred: set[FourTuple]
 
 
 class Overflow:
@@ -69,11 +75,18 @@ class Overflow:
         self._looked_at: float | None = None
         self.lacking: Lacking = {}
 
+    def lacking_at(self, now: float) -> Lacking:
+        """What paths lack, at `now` (monotonic seconds); nothing if that is not known any more."""
+        looked_at = self._looked_at
+        return self.lacking if looked_at is not None and now - looked_at < _HOLDS_SECONDS else {}
+
     def look(self, at: float, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot) -> bool:
         """Bring `lacking` up to date with what sockets have sent until `at` (monotonic seconds); whether it changed."""
         networks = {network.name: network for network in snapshot.networks if network.overflow is not None}
         is_steered = snapshot.problem_of(FeatureName.STEERING) is None
         paths = _paths(networks, snapshot) if networks and is_steered else {}
+        if not is_steered:
+            self._clients.clear()
         before, self._looked_at = self._looked_at, at
         added = self._added(sockets, paths)
         for key, of_client in paths.items():
@@ -82,7 +95,7 @@ class Overflow:
             )
             if before is not None and at > before:
                 seconds = at - before
-                self._follow(key, of_client.network, carried / seconds, delivered / seconds, seconds, at)
+                self._follow(key, of_client, carried / seconds, delivered / seconds, seconds, at)
         for key, client in list(self._clients.items()):
             if at - client.seen > _FORGET_SECONDS:
                 del self._clients[key]
@@ -102,15 +115,15 @@ class Overflow:
         return added
 
     def _follow(
-        self, key: ClientKey, network: AccessNetwork, carried: float, delivered: float, seconds: float, at: float
+        self, key: ClientKey, paths: _Paths, carried: float, delivered: float, seconds: float, at: float
     ) -> None:
         """Rates are in bits/s, over the last `seconds`: what capped subflows have carried, and preferred ones."""
-        overflow = 0 if network.overflow is None else network.overflow.bits_per_second
+        overflow = 0 if paths.network.overflow is None else paths.network.overflow.bits_per_second
         # Until something is known, its preferred paths deliver all.
         client = self._clients.setdefault(key, _Client(overflow, at))
         client.delivered += min(seconds / _AVERAGING_SECONDS, 1.0) * (delivered - client.delivered)
         client.seen = at
-        cap = network.rates[RateKind.CAP].bits_per_second
+        cap = paths.cap.bits_per_second
         if carried >= _USED * cap:
             client.used = at
         lacks = overflow - client.delivered
@@ -144,9 +157,12 @@ def _paths(networks: Mapping[str, AccessNetwork], snapshot: Snapshot) -> dict[Cl
         for capped in _capped(decisions, networks):
             network = networks[str(capped.network)]
             key = network.name, network.client(capped.subflow.ends.client.address)
-            of_client = paths.setdefault(key, _Paths(network, [], []))
-            of_client.capped.append(capped.subflow.ends)
-            of_client.preferred.extend(
+            cap = snapshot.terms.by_network[network.name].get(RateKind.CAP, UNLIMITED).rate
+            if cap is None:
+                continue
+            of_client = paths.setdefault(key, _Paths(network, cap, set(), set()))
+            of_client.capped.add(capped.subflow.ends)
+            of_client.preferred.update(
                 each.subflow.ends
                 for each in decisions
                 if each.network is not None and preferences[each.network] < network.preference

@@ -40,6 +40,10 @@ class Use(NamedTuple):
     used: int = 0
     without_mptcp: int = 0
 
+    def plus(self, added: Use) -> Use:
+        """The sum."""
+        return Use(self.used + added.used, self.without_mptcp + added.without_mptcp)
+
 
 class Addition(NamedTuple):
     """What is left of `amount` bytes that were added to a budget; `until`, in seconds since the epoch, they hold.

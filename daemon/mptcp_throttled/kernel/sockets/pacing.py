@@ -17,14 +17,14 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
-from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple, RateKind
+from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple, Health
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.sockets.program import SocketProgram
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup, count_paced
@@ -206,8 +206,11 @@ class PacedSockets:
         """Those of which the program has to count TCP without MPTCP while nothing is throttled, without rates."""
         known, reduced = self._reduced
         if known is not networks:
-            without = (network.with_rates(dict.fromkeys(RateKind)) for network in networks if network.budgets)
-            reduced = tuple(without)
+            reduced = tuple(
+                replace(network, rates={}, overflow=None, provisional=0.0, healthy=Health())
+                for network in networks
+                if network.budgets
+            )
             self._reduced = networks, reduced
         return reduced
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mptcp_throttle.model import Direction
 from mptcp_throttle.units import format_share, format_volume
 from mptcp_throttled.vocabulary.terms import UNLIMITED, RuleName, Term
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mptcp_throttle.model import RateKind
     from mptcp_throttle.units import Rate
     from mptcp_throttled.vocabulary.budgets import Reached
     from mptcp_throttled.vocabulary.terms import RuleInput, Terms
@@ -34,21 +32,25 @@ def apply(terms: Terms, given: RuleInput) -> Terms:
         if end is not None and end <= given.now:
             continue
         until = min((at for at in (end, change) if at is not None), default=None)
-        for kind, rate in _rates(reached):
-            term = narrowed.get(kind, UNLIMITED)
-            if not is_free and (term.rate is None or rate < term.rate):
-                narrowed[kind] = Term(rate, _reason(reached), until, RuleName.BUDGET)
-            elif until is not None and (term.next_change is None or until < term.next_change):
-                narrowed[kind] = replace(term, next_change=until)
+        for kind, rate in reached.budget.allowed(len(reached.stages)).items():
+            narrowed[kind] = _narrowed(narrowed.get(kind, UNLIMITED), reached, rate, until, is_free=is_free)
+    for direction in Direction:
+        cap, limit = narrowed.get(direction.cap, UNLIMITED), narrowed.get(direction.limit, UNLIMITED)
+        # A limit bounds the cap, which then has its reason.
+        if cap.rate is not None and limit.rate is not None and cap.rate > limit.rate:
+            narrowed[direction.cap] = limit
     return narrowed
 
 
-def _rates(reached: Reached) -> Iterator[tuple[RateKind, Rate]]:
-    for stage in reached.stages:
-        yield from stage.rates.items()
+def _narrowed(term: Term, reached: Reached, rate: Rate, until: float | None, *, is_free: bool) -> Term:
+    if not is_free and (term.rate is None or rate < term.rate):
+        return Term(rate, _reason(reached), until, RuleName.BUDGET)
+    if until is not None and (term.next_change is None or until < term.next_change):
+        return replace(term, next_change=until)
+    return term
 
 
 def _reason(reached: Reached) -> str:
     budget, at = reached.budget, reached.stages[-1].at
-    used = "is used" if at == 1 else f"is used to {format_share(at)}"
-    return f"budget of {format_volume(budget.amount)} per {budget.every} {used}"
+    part = "" if at == 1 else f"{format_share(at)} of "
+    return f"{part}{format_volume(budget.amount)} per {budget.every} used"
