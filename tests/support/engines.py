@@ -61,20 +61,39 @@ runroot = "/run/containers/storage"
 """
 _PODMAN_FILES: Final = {"CONTAINERS_CONF": _CONTAINERS_CONF, "CONTAINERS_STORAGE_CONF": _STORAGE_CONF}
 """By the environment variables that name them."""
-_LXC_ADDRESS: Final = "172.19.0.2"
-_LXC_CONF: Final = f"""\
-lxc.uts.name = squid
-lxc.rootfs.path = dir:/var/lib/lxc/squid/rootfs
+_LXC_CONF: Final = """\
+lxc.uts.name = {name}
+lxc.rootfs.path = dir:/var/lib/lxc/{name}/rootfs
 lxc.net.0.type = veth
 lxc.net.0.link = lxcbr0
 lxc.net.0.flags = up
 lxc.net.0.name = eth0
-lxc.net.0.ipv4.address = {_LXC_ADDRESS}/24
-lxc.net.0.ipv4.gateway = 172.19.0.1
+lxc.net.0.ipv4.address = {net}.2/24
+lxc.net.0.ipv4.gateway = {net}.1
 lxc.mount.auto = proc:mixed sys:ro
 lxc.apparmor.profile = unconfined
 lxc.environment = PATH=/usr/sbin:/usr/bin
 lxc.mount.entry = tmpfs dev/shm tmpfs create=dir 0 0
+"""
+_LXC_OUTER: Final = """\
+lxc.mount.entry = tmpfs run tmpfs create=dir 0 0
+lxc.mount.entry = tmpfs var/lib tmpfs create=dir 0 0
+lxc.pty.max = 8
+lxc.init.cmd = sleep infinity"""
+_LXC_NETWORK: Final = f"""\
+ip link add lxcbr0 type bridge
+ip address add {{net}}.1/24 dev lxcbr0
+ip link set lxcbr0 up
+echo 1 > /proc/sys/net/ipv4/ip_forward
+{" ".join(NAT)} -A PREROUTING -i eth0 -p tcp --dport {PORT} -j DNAT --to-destination {{net}}.2:{PORT}
+{" ".join(NAT)} -A POSTROUTING -s {{net}}.2/32 -o eth0 -j MASQUERADE
+"""
+# As docs/howto/containers.md has it.
+_GIVE_PATH: Final = """\
+outer=$(lxc-info --pid --no-humanize --name=outer)
+inner=$(lxc-attach --name=outer -- lxc-info --pid --no-humanize --name=squid)
+mkdir -p /run/netns && touch /run/netns/squid
+mount --bind /proc/$outer/root/proc/$inner/ns/net /run/netns/squid
 """
 
 
@@ -182,27 +201,55 @@ class Lxc(Engine):
     source = "lxc:squid"
     programs = ("lxc-start",)
 
+    _outside: tuple[str, ...] = ()
+    """How to run a program beside the container."""
+
     def start(self) -> None:
-        proxy = self._machine.lab.proxy
-        proxy.ip(["link add lxcbr0 type bridge", "address add 172.19.0.1/24 dev lxcbr0", "link set lxcbr0 up"])
-        proxy.sysctl({"net/ipv4/ip_forward": "1"})
-        to_container = ("--dport", str(PORT), "-j", "DNAT", "--to-destination", f"{_LXC_ADDRESS}:{PORT}")
-        proxy.run(*NAT, "-A", "PREROUTING", "-i", "eth0", "-p", "tcp", *to_container)
-        proxy.run(*NAT, "-A", "POSTROUTING", "-s", f"{_LXC_ADDRESS}/32", "-o", "eth0", "-j", "MASQUERADE")
-        mounts = {**dict.fromkeys(_PROGRAMS, "ro"), str(self._machine.directory): "rw"}
-        lines = [f"lxc.mount.entry = {path} {path[1:]} none {how},bind,create=dir 0 0" for path, how in mounts.items()]
-        lines += [f"lxc.sysctl.{name} = {value}" for name, value in _sysctls(self._machine.lab).items()]
-        lines.append(f"lxc.init.cmd = {' '.join(self._machine.squid())}")
-        make = "mkdir -p /var/lib/lxc/squid/rootfs && cat > /var/lib/lxc/squid/config"
-        self._machine.run("sh", "-ec", make, stdin=_LXC_CONF + "\n".join([*lines, ""]))
-        self._machine.run("lxc-start", "--name=squid")
+        self._add("squid", "172.19.0", self._inner())
+        self._start()
 
     def restart(self) -> None:
-        self._machine.run("lxc-stop", "--kill", "--name=squid")
-        self._machine.run("lxc-start", "--name=squid")
+        self._machine.run(*self._outside, "lxc-stop", "--kill", "--name=squid")
+        self._start()
+
+    def _start(self) -> None:
+        self._machine.run(*self._outside, "lxc-start", "--name=squid")
+
+    def _inner(self) -> list[str]:
+        sysctls = (f"lxc.sysctl.{name} = {value}" for name, value in _sysctls(self._machine.lab).items())
+        return [*sysctls, f"lxc.init.cmd = {' '.join(self._machine.squid())}"]
+
+    def _add(self, name: str, net: str, settings: list[str]) -> None:
+        mounts = {**dict.fromkeys(_PROGRAMS, "ro"), str(self._machine.directory): "rw"}
+        lines = [f"lxc.mount.entry = {path} {path[1:]} none {how},bind,create=dir 0 0" for path, how in mounts.items()]
+        make = f"mkdir -p /var/lib/lxc/{name}/rootfs && cat > /var/lib/lxc/{name}/config"
+        text = "\n".join([_LXC_CONF.format(name=name, net=net), *lines, *settings, ""])
+        self._machine.run(*self._outside, "sh", "-ec", make, stdin=text)
+        self._machine.run(*self._outside, "sh", "-ec", _LXC_NETWORK.format(net=net))
 
 
-ENGINES: Final = (Docker, Podman, Lxc)
+class NestedLxc(Lxc):
+    """The container is in a container, and its namespace has a path on the host of both."""
+
+    source = "/run/netns/squid"
+
+    def start(self) -> None:
+        self._add("outer", "172.19.0", [_LXC_OUTER])
+        self._machine.run("lxc-start", "--name=outer")
+        self._outside = ("lxc-attach", "--name=outer", "--")
+        self._add("squid", "172.20.0", self._inner())
+        self._start()
+
+    def restart(self) -> None:
+        self._machine.run("ip", "netns", "delete", "squid")
+        super().restart()
+
+    def _start(self) -> None:
+        super()._start()
+        self._machine.run("sh", "-ec", _GIVE_PATH)
+
+
+ENGINES: Final = (Docker, Podman, Lxc, NestedLxc)
 
 
 def _run_options(machine: Machine) -> list[str]:
