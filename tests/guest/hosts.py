@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -23,7 +23,7 @@ KINDS: Final = ("bond", "vlan", "vrf", "wireguard")
 # Slow, for an emulated processor.
 CAP: Final = Rate.parse("300kbit")
 TOPOLOGY: Final = Topology(
-    clients=tuple(ClientSpec(kind, families=(4,)) for kind in KINDS),
+    clients=tuple(ClientSpec(name, families=(4,)) for name in ("cake", *KINDS)),
     wifi=replace(WIFI, rate=Rate.parse("2mbit")),
     proxy_qdisc="handle 8: cake",
     proxy_sysctls={"net/ipv4/tcp_l3mdev_accept": "1"},
@@ -43,12 +43,12 @@ def eventually(condition: Callable[[], bool], what: str, seen: Callable[[], obje
     polling.eventually(look, what, seen=seen)
 
 
-def carried(clients: list[Host], counter: str) -> list[int]:
+def carried(clients: Sequence[Host], counter: str) -> list[int]:
     """Bytes that the Ethernet of each has received (`rx`) or sent (`tx`)."""
     return [int(each.run("cat", f"/sys/class/net/eth0/statistics/{counter}_bytes").stdout) for each in clients]
 
 
-def wait_held(clients: list[Host], counter: str) -> None:
+def wait_held(clients: Sequence[Host], counter: str) -> None:
     """Wait until what was queued before is sent, and all caps hold."""
 
     def are_held() -> bool:
@@ -69,7 +69,7 @@ def capped(world: ProxyWorld, is_capped: Callable[[SubflowStatus], bool]) -> int
 
 def test_bond_vlan_vrf_and_wireguard_hold_caps_beside_cake() -> None:
     with hosts(TOPOLOGY) as built:
-        proxy, clients = built.lab.proxy, [built.lab.clients[kind] for kind in KINDS]
+        proxy, clients = built.lab.proxy, [*built.lab.clients.values()]
         names = [interface_kinds.add(built, kind, 20 + number) for number, kind in enumerate(KINDS)]
         for client in clients:
             send_small_pulses(client)
@@ -78,11 +78,11 @@ def test_bond_vlan_vrf_and_wireguard_hold_caps_beside_cake() -> None:
             for client in clients:
                 world.download(client=client)
             eventually(
-                lambda: capped(world, lambda each: each.kind == "cap") == len(KINDS),
+                lambda: capped(world, lambda each: each.kind == "cap") == len(clients),
                 "downloads capped",
                 world.services.subflows,
             )
-            wait_held([*clients], "rx")
+            wait_held(clients, "rx")
             for name in names:
                 assert sum(each.bytes for each in world.class_counters(name).values()) > 0, name
             (error,) = world.errors()
@@ -91,11 +91,11 @@ def test_bond_vlan_vrf_and_wireguard_hold_caps_beside_cake() -> None:
             for client in clients:
                 world.upload(30 * MEGABYTE, client)
             eventually(
-                lambda: capped(world, lambda each: each.uplink_kind == "cap") == len(KINDS),
+                lambda: capped(world, lambda each: each.uplink_kind == "cap") == len(clients),
                 "uploads capped",
                 world.services.subflows,
             )
-            wait_held([*clients], "tx")
+            wait_held(clients, "tx")
             status = world.services.status()["daemon"]
             assert status["not_enforced"] == []
             assert (status["features"]["steering"]["problem"], status["features"]["uplinks"]["problem"]) == (None, None)

@@ -73,6 +73,7 @@ def test_renamed_interface_is_reported_and_strands_nobody(world: ProxyWorld) -> 
     world.proxy.ip(["link set eth1 name lan1"])
     eventually(lambda: any("its ACKs do not reach" in line for line in not_enforced(world)), "reported", REPORTED)
     eventually(lambda: root_qdisc(world, "lan1").startswith("qdisc pfifo 7: root"), "the saved qdisc restored")
+    assert "none on eth1: missing or down" in world.services.cli("status").stdout
     (seen,) = rates(second(world))
     assert 0.3e6 < seen.received["eth0"] < 2e6, seen  # by its pace
     found = doctor(world)

@@ -91,7 +91,9 @@ def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld, why
     world.proxy.run("sh", "-ec", overwrite)
     try:
         line = wait_reported(world, why, "1mbit")
-        assert f"a rate is not enforced: {line}" in world.services.cli("doctor", check=False).stdout
+        found = world.services.cli("doctor", check=False).stdout
+        assert f"a rate is not enforced: {line}" in found
+        assert "marks of others: " in found
     finally:
         world.proxy.run("sh", "-ec", undo)
     wait_resolved(world)
