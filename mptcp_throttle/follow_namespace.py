@@ -30,6 +30,7 @@ _MS_BIND, _MNT_DETACH = 4096, 2  # include/uapi/linux/mount.h, fs.h
 _NS_GET_NSTYPE: Final = 0xB703  # include/uapi/linux/nsfs.h
 _CLONE_NEWNET: Final = 0x40000000  # include/uapi/linux/sched.h
 _MOUNTS: Final = Path("/proc/self/mountinfo")
+_LOCKED_IN: Final = Path("/run/mptcp-throttle/namespace")  # tmpfiles.d makes it
 _LOOK_SECONDS: Final = 1.0  # to ask an engine takes some 50 ms
 _NAME_AND_PROCESS: Final = "--format={{.Name}} {{.State.Pid}}"
 _PROCESS: Final = {
@@ -62,7 +63,8 @@ def _run(config: Path) -> None:
     source = load_config(config).proxy.namespace
     if source is None:
         raise UserError(f"{config}: proxy.namespace is null: the proxy has the network of this host", os.EX_CONFIG)
-    follow(source, KEPT_AT)
+    with service.single_instance(_LOCKED_IN, "mptcp-throttle-namespace"):
+        follow(source, KEPT_AT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
