@@ -21,7 +21,7 @@ from typing import Final
 
 from mptcp_throttle import service, systemd
 from mptcp_throttle.command_line import command_line
-from mptcp_throttle.config.load import load_config
+from mptcp_throttle.config.load import find_namespace
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.network_namespace import KEPT_AT, OWN_NAMESPACE, Container, Engine
 from mptcp_throttle.programs import ProgramFailed, output_of
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(config: Path) -> None:
-    source = load_config(config).proxy.namespace
+    source = find_namespace(config)
     if source is None:
         raise UserError(f"{config}: proxy.namespace is null: the proxy has the network of this host", os.EX_CONFIG)
     with service.single_instance(_LOCKED_IN, "mptcp-throttle-namespace"):

@@ -18,6 +18,7 @@ from mptcp_throttle.config.schema import (
     NETWORKS_DIRECTORY,
     RATE_KEYS,
     Config,
+    NamespaceFile,
     NetworkFile,
     ProxySection,
     RunDirectoryFile,
@@ -40,6 +41,7 @@ from mptcp_throttle.model import (
     RateKind,
     Stage,
 )
+from mptcp_throttle.network_namespace import Container
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import Proxies, Proxy
 from mptcp_throttle.schedule import never_holds
@@ -128,6 +130,20 @@ def find_daemon_directory(path: Path) -> Path:
         return Sockets.below(Path(RunDirectoryFile().run_directory)).daemon.parent
 
 
+def find_namespace(path: Path) -> Container | Path | None:
+    """The network namespace of the proxies according to `path`, whatever else is wrong with it or with network files.
+
+    Raises ConfigError if it cannot be read from it, or if it is not the same for all.
+    """
+    file = read_yaml(path)
+    sections = validate(NamespaceFile, file)
+    by_name = {name: proxy.namespace for name, proxy in sections.proxies.items()}
+    problems = [*_other_namespaces(by_name, file)]
+    if problems:
+        raise ConfigError(problems)
+    return next(iter(by_name.values()), sections.proxy.namespace)
+
+
 def _attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -> _T | None:
     try:
         return load(*arguments)
@@ -155,7 +171,8 @@ def _proxies(service: ServiceFile, file: YamlFile) -> list[str]:
     sections: dict[KeyPath, ProxySection] = {("proxies", name): proxy for name, proxy in service.proxies.items()}
     sections = sections or {("proxy",): service.proxy}
     problems = [problem for keys, proxy in sections.items() for problem in _interfaces(proxy, file, keys)]
-    return problems or [*_same_ports(service, file), *_other_namespaces(service, file), *_too_many(service, file)]
+    namespaces = {name: proxy.namespace for name, proxy in service.proxies.items()}
+    return problems or [*_same_ports(service, file), *_other_namespaces(namespaces, file), *_too_many(service, file)]
 
 
 def _interfaces(proxy: ProxySection, file: YamlFile, keys: KeyPath) -> list[str]:
@@ -180,11 +197,11 @@ def _same_ports(service: ServiceFile, file: YamlFile) -> Iterator[str]:
         earlier[name] = Ports(proxy.ports)
 
 
-def _other_namespaces(service: ServiceFile, file: YamlFile) -> Iterator[str]:
-    first = next(iter(service.proxies), None)
-    for name, proxy in service.proxies.items():
-        if first is not None and proxy.namespace != service.proxies[first].namespace:
-            place = f"{file.place('proxies', name, 'namespace')}: {proxy.namespace or 'null'}"
+def _other_namespaces(namespaces: Mapping[str, Container | Path | None], file: YamlFile) -> Iterator[str]:
+    first = next(iter(namespaces), None)
+    for name, namespace in namespaces.items():
+        if first is not None and namespace != namespaces[first]:
+            place = f"{file.place('proxies', name, 'namespace')}: {namespace or 'null'}"
             yield f"{place}: is not that of proxy {first}; allowed: the same for all proxies"
 
 

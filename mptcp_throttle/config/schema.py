@@ -217,6 +217,9 @@ ProxyName = Annotated[
 ]
 
 
+Namespace = Annotated[Container | Path, parsed_by(parse_namespace)] | None
+
+
 class ProxySection(Section):
     """The interface or interfaces, and the TCP ports, on which clients reach the proxy, and their network namespace.
 
@@ -232,7 +235,7 @@ class ProxySection(Section):
         list_of("ports and ranges", MAX_PORT_ITEMS),
         AfterValidator(_disjoint),
     ]
-    namespace: Annotated[Container | Path, parsed_by(parse_namespace)] | None = None
+    namespace: Namespace = None
 
 
 _NO_PROXY: Final = ProxySection.model_construct(ports=())
@@ -331,6 +334,23 @@ class RunDirectoryFile(Section):
     model_config = ConfigDict(extra="ignore")
 
     run_directory: RunDirectory = _RUN_DIRECTORY
+
+
+class NamespaceSection(Section):
+    """Only the network namespace of a proxy."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    namespace: Namespace = None
+
+
+class NamespaceFile(Section):
+    """Only the network namespaces of the proxies in mptcp-throttle.yaml."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    proxy: NamespaceSection = NamespaceSection()
+    proxies: dict[str, NamespaceSection] = Field(default_factory=dict)
 
 
 class ClientPrefixSection(Section):

@@ -76,3 +76,9 @@ def test_second_instance_is_refused_and_leaves_the_namespace_kept(beside: Beside
         assert beside.has(KEPT_AT.name)
         assert first.exit_status is None
     assert not beside.has(KEPT_AT.name)
+
+
+def test_invalid_network_file_is_no_concern_of_it(beside: Beside) -> None:
+    (beside.directory / "networks.d/lte.yaml").write_text("name: [")
+    with beside.following():
+        assert beside.has(KEPT_AT.name)

@@ -1,11 +1,12 @@
 import os
+import re
 import socket
 from pathlib import Path
 
 import pytest
 from config_files import SERVICE, write_config
 
-from mptcp_throttle.config.load import config_paths, find_sockets, load_config
+from mptcp_throttle.config.load import config_paths, find_namespace, find_sockets, load_config
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.model import Per, RateKind
@@ -493,6 +494,27 @@ def test_sockets_are_found_whatever_else_is_wrong(tmp_path: Path) -> None:
     path.write_text("run_directory: here\n")
     with pytest.raises(ConfigError, match=r"service\.yaml:1: run_directory: 'here': allowed: an absolute path"):
         find_sockets(path)
+
+
+@pytest.mark.parametrize(
+    "proxies", ["proxy: {colour: red, namespace: X}", "proxies: {a: {namespace: X}, b: {namespace: X}}"]
+)
+def test_namespace_is_found_whatever_else_is_wrong(tmp_path: Path, proxies: str) -> None:
+    proxies = proxies.replace("X", "docker:squid")
+    path = write_config(tmp_path, f"size: 9\n{proxies}\n", ethernet="{")
+    assert str(find_namespace(path)) == "docker:squid"
+
+
+def test_namespace_that_is_wrong_or_missing_is_not_found(tmp_path: Path) -> None:
+    path = write_config(tmp_path, SERVICE)
+    assert find_namespace(path) is None
+    for text, problem in (
+        ("proxy: {namespace: squid}\n", "proxy.namespace: 'squid': allowed: docker:NAME, "),
+        ("proxies: {a: {namespace: /run/a}, b: {}}\n", "proxies.b.namespace: null: is not that of proxy a; allowed: "),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=re.escape(f"service.yaml:1: {problem}")):
+            find_namespace(path)
 
 
 def test_socket_group_is_looked_up_only_when_needed(tmp_path: Path) -> None:
