@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Self, final
 
+from mptcp_throttle.units import not_decimal
+
 _END: Final = 65536
 _LONGEST_LISTED_SINGLY: Final = 2
 
@@ -86,12 +88,12 @@ ALL_PORTS: Final = Ports((range(_END),))
 
 def parse_range(text: str) -> range:
     """From `8080` or `20000-29999`. Raises ValueError."""
-    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text, re.ASCII)
+    match = re.fullmatch(r"([1-9]\d{0,4})(?:-([1-9]\d{0,4}))?", text, re.ASCII)
     if match is not None:
         first, last = int(match[1]), int(match[2] or match[1])
-        if 0 < first <= last < _END:
+        if first <= last < _END:
             return range(first, last + 1)
-    raise ValueError("allowed: a port from 1 to 65535, or a range of ports such as 20000-29999")
+    raise ValueError(f"{not_decimal(text)}allowed: a port from 1 to 65535, or a range of ports such as 20000-29999")
 
 
 def _items(ports: range) -> Iterable[int | str]:

@@ -38,6 +38,11 @@ _MIN_VOLUME: Final = 10**6
 _MAX_SIZE: Final = 2**30
 
 
+def not_decimal(text: str) -> str:
+    """What an error says of a number in another base, or with a zero in front, which may be meant so; else nothing."""
+    return "is not decimal, or has a 0 in front; " if re.fullmatch(r"0\w+(-\w+)?", text, re.ASCII) else ""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Rate:
     """A rate in bits per second, a multiple of 8 from 1 kbit to 100 gbit; units are decimal as in tc(8).

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from mptcp_throttle.config.yaml_file import KeyPath, dotted
 from mptcp_throttle.errors import ConfigError, shown
-from mptcp_throttle.units import Rate, parse_duration
+from mptcp_throttle.units import Rate, not_decimal, parse_duration
 
 _T = TypeVar("_T")
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -54,7 +54,7 @@ def whole(lowest: int, highest: int) -> PlainValidator:
 
     def validate(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
-            raise ValueError(f"allowed: a whole number from {lowest} to {highest}")
+            raise ValueError(f"{not_decimal(str(value))}allowed: a whole number from {lowest} to {highest}")
         return value
 
     return PlainValidator(validate)

@@ -20,7 +20,9 @@ _MOST_BYTES: Final = 1 << 20
 
 _PLAIN_KEY: Final = re.compile(r"[^\W_][\w-]{0,59}")
 _TEXT: Final = "tag:yaml.org,2002:str"
-_TYPES: Final = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int"))
+_NUMBER: Final = "tag:yaml.org,2002:int"
+_TYPES: Final = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool"))
+_DECIMAL: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def _walk(node: yaml.Node, keys: KeyPath, line: int) -> Iterator[tuple[KeyPath, 
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without dates, floats, aliases and merge keys."""
+    """YAML without dates, floats, aliases and merge keys. `010` and `0x50` are text: few expect 8 and 80."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, pattern) for tag, pattern in resolvers if tag in _TYPES]
@@ -131,6 +133,9 @@ class _Loader(yaml.SafeLoader):
             # PyYAML raises these for `0b_`, `!!bool maybe` and a number of 5000 digits.
             problem = f"{str(node.value)[:40]!r} is not a value of its type"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+
+
+_Loader.add_implicit_resolver(_NUMBER, _DECIMAL, list("-+0123456789"))
 
 
 def _describe_yaml_error(path: Path, error: yaml.YAMLError) -> str:

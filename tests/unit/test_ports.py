@@ -56,10 +56,34 @@ def test_ports_are_shown_as_a_configuration_has_them(items: list[object], shown:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "65536", "a", "-1", "1-", "2-1", "0-5", "1-65536", "1-2-3", "1:2", "1 - 2", "٣", "True", "8080.0"]
+    "text",
+    [
+        "",
+        "0",
+        "65536",
+        "a",
+        "-1",
+        "1-",
+        "2-1",
+        "0-5",
+        "1-65536",
+        "1-2-3",
+        "1:2",
+        "1 - 2",
+        "٣",
+        "True",
+        "8080.0",
+        "1-010",
+    ],
 )
 def test_text_that_names_no_ports_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^allowed: a port from 1 to 65535, or a range of ports such as 20000-29999$"):
+        parse_range(text)
+
+
+@pytest.mark.parametrize("text", ["010", "0x50", "0b1010000", "02000-29999"])
+def test_port_that_is_not_decimal_is_refused_and_the_error_says_so(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^is not decimal, or has a 0 in front; allowed: a port from 1 to 65535, "):
         parse_range(text)
 
 

@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 ETHERNET = "name: ethernet\nsubnets: [10.1.0.0/24, 'fd00:1::/64']\npreference: 2\ncap: 1mbit\n"
 HASH = "scrypt:" + "0" * 32 + ":" + "0" * 64
+NOT_DECIMAL = "is not decimal, or has a 0 in front; "
 PORT_OR_RANGE = "allowed: a port from 1 to 65535, or a range of ports such as 20000-29999"
 WIFI = "name: wifi\nsubnets: [10.2.0.0/24]\npreference: 1\n"
 
@@ -40,7 +41,7 @@ def test_networks_are_ordered_by_preference_with_defaults_filled_in(tmp_path: Pa
 
 
 def test_ports_may_be_ranges(tmp_path: Path) -> None:
-    text = "proxy: {interface: eth0, ports: [30000, 20000-29999, 0x1f90, '8081']}\n"
+    text = "proxy: {interface: eth0, ports: [30000, 20000-29999, 8080, '8081']}\n"
     config = load_config(write_config(tmp_path, text, ethernet=ETHERNET, wifi=WIFI))
     assert str(config.proxy.ports) == "8080, 8081, 20000-30000"
 
@@ -70,7 +71,7 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
         ("sniffer: {histroy: 5}", "sniffer.histroy: 5: unknown key; allowed: capture_buffer, history, "),
         ("daemon: {linger: 5}", "daemon.linger: 5: is not a duration; allowed: "),
         ("daemon: {reconcile_interval: 1ms}", "daemon.reconcile_interval: '1ms': is too small; allowed: 500ms or more"),
-        ("daemon: {mark_mask: 0xf0f0}", "daemon.mark_mask: 0xf0f0: allowed: 8 to 16 adjacent bits"),
+        ("daemon: {mark_mask: 0xf0f0}", "daemon.mark_mask: '0xf0f0': allowed: 8 to 16 adjacent bits"),
         ("daemon: {other_traffic: 0}", "daemon.other_traffic: 0: is not a rate; allowed: "),
         (
             "daemon: {classifier: socket, pacing: false}",
@@ -157,7 +158,13 @@ def test_option_with_an_error_is_refused_in_one_line(tmp_path: Path, added: str,
             "interface: eth0, ports: [100-200, 1-300]",
             "ports: ['100-200', '1-300']: has port 100 twice; allowed: each port once",
         ),
-        ("interface: eth0, ports: [8080, 0x1f90]", "ports: [8080, 8080]: has port 8080 twice; allowed: each port once"),
+        ("interface: eth0, ports: [010]", f"ports[0]: '010': {NOT_DECIMAL}{PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [0x50]", f"ports[0]: '0x50': {NOT_DECIMAL}{PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [0b1010000]", f"ports[0]: '0b1010000': {NOT_DECIMAL}{PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [02000-29999]", f"ports[0]: '02000-29999': {NOT_DECIMAL}{PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [1:20]", f"ports[0]: '1:20': {PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [8_080]", f"ports[0]: '8_080': {PORT_OR_RANGE}"),
+        ("interface: eth0, ports: [8080, 8080]", "ports: [8080, 8080]: has port 8080 twice; allowed: each port once"),
         ("ports: [8080]", "interface: is required; for several: proxy.interfaces"),
         (
             "interface: eth0, interfaces: [wg0], ports: [8080]",
@@ -343,6 +350,11 @@ PREFERENCE = "allowed: a whole number from 1 to 1000"
         ("", "uplink: {cap: fast}", "5: uplink.cap: 'fast': is not a rate; allowed: a number"),
         ("", "uplink: {per: client}", "5: uplink.per: 'client': unknown key; allowed: cap, limit"),
         ("", "uplink: 1mbit", "5: uplink: '1mbit': is not a mapping; allowed: lines of"),
+        (
+            "",
+            "client_prefix: {ipv4: 030}",
+            f"5: client_prefix.ipv4: '030': {NOT_DECIMAL}allowed: a whole number from 8 to 32",
+        ),
         ("", "client_prefix: {ipv6: 129}", "5: client_prefix.ipv6: 129: allowed: a whole number from 32 to 128"),
         ("", "client_prefix: 64", "5: client_prefix: 64: is not a mapping; allowed: lines of"),
         ("", "healthy: {rtt: 0ms}", "5: healthy.rtt: '0ms': is too small; allowed: 1ms or more"),
