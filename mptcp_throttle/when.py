@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from typing import Final, Self
 
 WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -58,6 +58,13 @@ class When:
         if self.begin < self.end:
             return self.begin <= minute < self.end and self._begins_on(day)
         return (minute >= self.begin and self._begins_on(day)) or (minute < self.end and self._begins_on(day - DAY))
+
+    def is_over(self, local: datetime) -> bool:
+        """Whether it has dates, and does not hold at this local time or later."""
+        if self.last is None:
+            return False
+        end = datetime.combine(self.last, time()) + timedelta(minutes=self.end)
+        return local.replace(tzinfo=None) >= (end if self.begin < self.end else end + DAY)
 
     def _begins_on(self, day: date) -> bool:
         if self.first is not None and self.last is not None and not self.first <= day <= self.last:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -16,6 +17,7 @@ from mptcp_throttle.cli.live import show_live, show_once
 from mptcp_throttle.cli.live_view import View
 from mptcp_throttle.command_line import argument, command_line, duration
 from mptcp_throttle.config.load import find_sockets, load_config
+from mptcp_throttle.config.notes import notes_of
 from mptcp_throttle.errors import EX_FAILURE, ExitStatus, UserError
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.network_namespace import KEPT_AT, is_entered
@@ -262,6 +264,7 @@ def _check_config(options: argparse.Namespace) -> None:
         "proxies": list(filter(None, config.proxies.by_name)),
         "networks": [network.name for network in config.networks],
         "devices": len(config.devices),
+        "notes": notes_of(config, time.time()),
     }
     _print(options, summary, tables.show_check)
 

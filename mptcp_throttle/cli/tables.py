@@ -138,6 +138,12 @@ def show_reload(data: Json) -> None:
     """The answer to a `reload` that was not refused."""
     lines = [*data["changes"], *data["dropped_overrides"]]
     output_console().print(f"reloaded: {'; '.join(lines)}" if lines else "reloaded: nothing changed", markup=False)
+    _show_notes(data)
+
+
+def _show_notes(data: Json) -> None:
+    for line in data["notes"]:
+        output_console().print(f"note: {line}", markup=False)
 
 
 def show_findings(data: Json) -> None:
@@ -429,3 +435,4 @@ def show_check(data: Json) -> None:
         f"{proxies} networks {', '.join(data['networks'])}{_devices(data['devices'])}",
         markup=False,
     )
+    _show_notes(data)

@@ -15,7 +15,7 @@
 | | `set_rate(network, direction, kind, rate, seconds, client)` | the network's status, once applied |
 | | `reset_rate(network, client)` | the same |
 | | `pause(seconds)`, `resume()` | `{pause}`, null or `{expires_at, seconds_left}`, once applied |
-| | `reload()` | `{changes, dropped_overrides, problems, valid}`; with problems nothing has changed |
+| | `reload()` | `{changes, dropped_overrides, problems, notes, valid}`; with problems nothing has changed |
 
 `wire` encodes connections. One socket connection carries any number of requests (HTTP/1.1 keep-alive).
 

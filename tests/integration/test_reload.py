@@ -166,6 +166,7 @@ def test_reload_of_an_invalid_file_changes_nothing(world: ProxyWorld) -> None:
         "changes": [],
         "dropped_overrides": [],
         "problems": [],
+        "notes": [],
         "valid": True,
     }
     assert world.services.status()["daemon"]["config"]["loaded_at"] > loaded_at
@@ -177,6 +178,14 @@ def test_reload_of_an_invalid_file_changes_nothing(world: ProxyWorld) -> None:
     problem = f"reload refused: {file}:{len(good.splitlines()) + 1}: colour"
     assert problem in world.services.cli("status").stdout
     assert problem in world.daemon.log_text()
+
+
+def test_reload_notes_a_window_that_is_over(world: ProxyWorld) -> None:
+    file = world.services.directory / "networks.d" / "ethernet.yaml"
+    file.write_text(file.read_text() + "schedule: [{when: 2020-12-24, cap: 2mbit}]\n")
+    note = "network ethernet: schedule: 2020-12-24 is over"
+    assert world.services.cli("reload").stdout.splitlines()[1:] == [f"note: {note}"]
+    assert f"WARNING reloaded: {note}" in world.daemon.log_text()
 
 
 def test_reload_with_a_change_that_needs_a_restart_is_refused(world: ProxyWorld) -> None:

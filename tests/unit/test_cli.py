@@ -39,6 +39,16 @@ def test_check_config_shows_ranges_of_ports(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["ports"] == [8080, "20000-29999"]
 
 
+def test_check_config_notes_windows_that_are_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schedule = "schedule: [{when: 2020-12-24, limit: 1mbit}, {when: 2099-12-24, limit: 1mbit}]\n"
+    path = str(write_config(tmp_path, SERVICE, a=NETWORK + schedule))
+    note = "network a: schedule: 2020-12-24 is over"
+    assert main(["--config", path, "check-config"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [f"note: {note}"]
+    assert main(["--config", path, "check-config", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == [note]
+
+
 def test_check_config_refuses_with_a_line_per_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_config(tmp_path, f"{SERVICE}colour: red\nshape: round\n", a=NETWORK)
     assert main(["--config", str(path), "check-config"]) == 78

@@ -29,7 +29,7 @@ from mptcp_throttle.config.schema import SocketGroup
 from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.findings import Check, Finding, Host
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc
-from mptcp_throttle.model import BackEnd, Budget, ClassifierKind, Counting, Every, Per, RateKind, Stage
+from mptcp_throttle.model import BackEnd, Budget, ClassifierKind, Counting, Every, Per, RateKind, Stage, Window
 from mptcp_throttle.network_namespace import parse_namespace
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import Proxies, Proxy
@@ -37,6 +37,7 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttle.setup.host_facts import Translation
 from mptcp_throttle.systemd_unit import Unit
 from mptcp_throttle.units import Rate
+from mptcp_throttle.when import When
 
 MODULES: Final = (file_checks, kernel_checks, mark_checks, proxy_checks, service_checks, findings)
 REMARKS: Final = {mark_checks.classifier}
@@ -372,6 +373,12 @@ def file_that_no_service_can_read(host: Examined, is_well: bool) -> None:
     host.reads(file_checks, config_paths=lambda _: (file,), of_listener=lambda _: user)
 
 
+def window_that_is_over(host: Examined, is_well: bool) -> None:
+    window = Window(When.parse("2099-12-24" if is_well else "2020-12-24"), {})
+    networks = tuple(replace(network, schedule=(window,)) for network in host.host.config.networks)
+    host.host = replace(host.host, config=replace(host.host.config, networks=networks))
+
+
 def unknown_socket_group(host: Examined, is_well: bool) -> None:
     group = SocketGroup("root" if is_well else "no-such-group", "mptcp-throttle.yaml:1")
     host.host = replace(host.host, config=replace(host.host.config, socket_group=group))
@@ -498,6 +505,7 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
     mark_checks.foreign_marks: (priorities_changed_by_iptables, priorities_changed_by_nft, marks_changed_by_iptables),
     mark_checks.legacy_tables: (iptables_of_nftables, iptables_of_nftables_with_rules),
     file_checks.configuration_files: (file_that_no_service_can_read,),
+    file_checks.schedules: (window_that_is_over,),
     file_checks.socket_group: (unknown_socket_group,),
     file_checks.cli_user: (user_without_the_socket_group,),
     service_checks.sniffer: (

@@ -82,6 +82,26 @@ def test_changes_follow_the_clock_of_the_zone(text: str, now: str, changes: list
         assert datetime.fromtimestamp(present, BERLIN).strftime("%Y-%m-%d %H:%M") == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("2026-12-24..2026-12-26", "2026-12-27 00:00"),
+        ("2026-12-24 08:00-18:00", "2026-12-24 18:00"),
+        ("2026-12-24 22:00-06:00", "2026-12-25 06:00"),
+    ],
+)
+def test_window_is_over_when_it_will_hold_no_more(text: str, end: str) -> None:
+    when, over = When.parse(text), datetime.fromisoformat(end)
+    assert when.is_over(over)
+    assert when.is_over(over.replace(tzinfo=BERLIN))
+    assert not when.is_over(over - timedelta(minutes=1))
+
+
+@pytest.mark.parametrize("text", ["Mon", "08:00-18:00"])
+def test_window_without_dates_is_never_over(text: str) -> None:
+    assert not When.parse(text).is_over(datetime(2099, 12, 31))
+
+
 def test_schedule_whose_dates_are_over_changes_no_more() -> None:
     assert next_change(NEVER, at("2026-11-28 05:00"), BERLIN) is None
     assert next_change(schedule("00:00-24:00"), at("2026-11-28 05:00"), None) is None

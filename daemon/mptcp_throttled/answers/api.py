@@ -223,8 +223,8 @@ class Api:
     def reload(self) -> Json:
         """Load the configuration files again; answers once the changes are applied.
 
-        `{changes, dropped_overrides, problems, valid}`, lines for the operator. With problems, nothing has changed,
-        either because the files are not `valid` or because of what only a restart can change.
+        `{changes, dropped_overrides, problems, notes, valid}`, lines for the operator. With problems, nothing has
+        changed, either because the files are not `valid` or because of what only a restart can change.
         """
         with self._reloading:  # two reloads take effect in the order in which they read the files
             loaded = self._loaded()
@@ -236,6 +236,7 @@ class Api:
             "changes": [str(change) for change in reloaded.changes],
             "dropped_overrides": list(reloaded.dropped_overrides),
             "problems": list(reloaded.problems),
+            "notes": list(reloaded.notes),
             "valid": reloaded.valid,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from mptcp_throttle import logs
 from mptcp_throttle.config.changes import Change
+from mptcp_throttle.config.notes import notes_of
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.errors import ConfigError, UserError, listed, shown
@@ -18,6 +20,8 @@ from mptcp_throttle.units import MAX_DURATION, RATE_SYNTAX, Rate
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.vocabulary.operator import Override, Pause
+
+_log = logging.getLogger("mptcp-throttled")
 
 T = TypeVar("T")
 
@@ -60,6 +64,7 @@ class Reloaded:
     changes: Sequence[Change]
     dropped_overrides: Sequence[str]
     problems: Sequence[str]
+    notes: Sequence[str]
     valid: bool
 
 
@@ -162,7 +167,11 @@ def carry_out(request: Request[T], operator: OperatorStore, running: RunningConf
 
 
 def _reload(loaded: Config | ConfigError, operator: OperatorStore, running: RunningConfig) -> Reloaded:
-    judgement = running.take(loaded, time.time())
+    now = time.time()
+    judgement = running.take(loaded, now)
     dropped = () if judgement.problems else operator.adopt(running.config.networks)
+    notes = () if judgement.problems else notes_of(running.config, now)
+    for note in notes:
+        _log.warning("reloaded: %s", note)
     logs.set_level(running.config.log_level)
-    return Reloaded(judgement.changes, dropped, judgement.problems, judgement.valid)
+    return Reloaded(judgement.changes, dropped, judgement.problems, notes, judgement.valid)

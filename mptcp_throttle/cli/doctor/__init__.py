@@ -33,6 +33,7 @@ CHECKS: Final[tuple[Check, ...]] = (  # in the order in which they are shown
     mark_checks.foreign_marks,
     mark_checks.legacy_tables,
     file_checks.configuration_files,
+    file_checks.schedules,
     file_checks.socket_group,
     file_checks.cli_user,
     service_checks.sniffer,

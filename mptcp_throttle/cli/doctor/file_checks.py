@@ -7,6 +7,7 @@ import os
 import pwd
 import socket
 import stat
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,16 @@ from pathlib import Path
 from typing import Final
 
 from mptcp_throttle.config.load import config_paths
+from mptcp_throttle.config.notes import notes_of
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.findings import Finding, Host, note
+from mptcp_throttle.findings import Finding, Host, note, or_ok
 from mptcp_throttle.linux.unix_peer import peer_of
 from mptcp_throttle.programs import ProgramFailed
 from mptcp_throttle.systemd_unit import SERVICES, read_unit
 
 _PROCESSES: Final = Path("/proc")
 _ACL: Final = "system.posix_acl_access"
+_OVER: Final = "correct the dates, or remove the window; then `mptcp-throttle reload`"
 
 
 def configuration_files(host: Host) -> Iterator[Finding]:
@@ -54,6 +57,12 @@ def _judge(subject: str, user: ServiceUser, paths: tuple[Path, ...]) -> Finding:
     owners = f"{_name(pwd.getpwuid, status.st_uid)}:{_name(grp.getgrgid, status.st_gid)}"
     problem = f"user {user.name} cannot read {path} ({stat.filemode(status.st_mode)} {owners}){rest}"
     return Finding(subject, problem, f"`chmod o+rX {path}`, or give it to a group of {user.name}")
+
+
+def schedules(host: Host) -> list[Finding]:
+    """Whether each window of a schedule may still count."""
+    lines = notes_of(host.config, time.time())
+    return or_ok("schedules", (Finding("schedules", line, _OVER, harm=False) for line in lines))
 
 
 def socket_group(host: Host) -> Iterator[Finding]:
