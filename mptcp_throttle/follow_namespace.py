@@ -94,6 +94,20 @@ def follow(source: Container | Path, path: Path) -> None:
         _remove(path)
 
 
+def why_left(source: Container | Path) -> str | None:
+    """Why the network namespace at KEPT_AT is not, or no longer, that of `source`; None: it is.
+
+    Not for a process inside of it: lxc-info(1) asks through a socket of the host's. Raises UserError.
+    """
+    try:
+        path = source if isinstance(source, Path) else Path(f"/proc/{_process_of(source)}/ns/net")
+        return None if _is_same(path, KEPT_AT.stat()) else "has another network namespace, or none"
+    except FileNotFoundError:
+        return "is not there"
+    except _Absent as absent:
+        return str(absent)
+
+
 def _stop() -> None:
     raise _Stopped
 

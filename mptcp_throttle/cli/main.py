@@ -20,6 +20,7 @@ from mptcp_throttle.config.load import find_sockets, load_config
 from mptcp_throttle.config.notes import notes_of
 from mptcp_throttle.errors import EX_FAILURE, ExitStatus, UserError
 from mptcp_throttle.findings import Finding
+from mptcp_throttle.follow_namespace import why_left
 from mptcp_throttle.network_namespace import KEPT_AT, is_entered
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
 from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
@@ -226,7 +227,8 @@ def _findings(options: argparse.Namespace) -> list[Finding]:
     from mptcp_throttle.cli.doctor import examine
 
     config = load_config(options.config)
-    if config.proxy.namespace is not None and KEPT_AT.exists() and not is_entered() and os.geteuid() == 0:
+    source, may_enter = config.proxy.namespace, os.geteuid() == 0 and KEPT_AT.exists() and not is_entered()
+    if source is not None and may_enter and why_left(source) is None:
         # ip-netns(8) also mounts the /sys that shows the interfaces of the namespace.
         os.execvp("ip", ("ip", "netns", "exec", KEPT_AT.name, sys.executable, *sys.orig_argv[1:]))  # noqa: S606
     return examine(options.config, config, _TIMEOUT_SECONDS)

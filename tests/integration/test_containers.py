@@ -61,8 +61,11 @@ def test_caps_hold_for_a_proxy_in_a_container_and_after_its_restart(kind: type[E
         assert found["network namespace"] == f"that of {engine.source}"
         assert found["interface"] is None
         assert found["proxy port 8080"] is None
-        engine.restart()
+        engine.end()
         assert follower.wait(10.0) == 0
+        ended = str(findings(beside, config)["network namespace"])
+        assert ended.endswith(": the other findings are about the network of this host")
+        engine.start_again()
         services.stop()
         assert services.exit_statuses == (0, 0)
         world.abort()

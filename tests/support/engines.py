@@ -166,8 +166,12 @@ class Engine(ABC):
         """Start the engine and the container."""
 
     @abstractmethod
-    def restart(self) -> None:
-        """End the container, and start it again."""
+    def end(self) -> None:
+        """End the container."""
+
+    @abstractmethod
+    def start_again(self) -> None:
+        """Start the container that has ended."""
 
 
 class Docker(Engine):
@@ -180,8 +184,11 @@ class Docker(Engine):
         self._machine.run("sh", "-ec", "tar --create --files-from=/dev/null | docker import - empty")
         self._machine.run("docker", *_run_options(self._machine), "empty", *self._machine.squid())
 
-    def restart(self) -> None:
-        self._machine.run("docker", "restart", "--time=0", "squid")
+    def end(self) -> None:
+        self._machine.run("docker", "kill", "squid")
+
+    def start_again(self) -> None:
+        self._machine.run("docker", "start", "squid")
 
 
 class Podman(Engine):
@@ -193,8 +200,11 @@ class Podman(Engine):
         rootfs = ("--rootfs", "/var/lib/root")
         self._machine.run("podman", *_run_options(self._machine), *rootfs, *self._machine.squid())
 
-    def restart(self) -> None:
-        self._machine.run("podman", "restart", "--time=0", "squid")
+    def end(self) -> None:
+        self._machine.run("podman", "kill", "squid")
+
+    def start_again(self) -> None:
+        self._machine.run("podman", "start", "squid")
 
 
 class Lxc(Engine):
@@ -208,8 +218,10 @@ class Lxc(Engine):
         self._add("squid", "172.19.0", self._inner())
         self._start()
 
-    def restart(self) -> None:
+    def end(self) -> None:
         self._machine.run(*self._outside, "lxc-stop", "--kill", "--name=squid")
+
+    def start_again(self) -> None:
         self._start()
 
     def _start(self) -> None:
@@ -240,9 +252,9 @@ class NestedLxc(Lxc):
         self._add("squid", "172.20.0", self._inner())
         self._start()
 
-    def restart(self) -> None:
+    def end(self) -> None:
         self._machine.run("ip", "netns", "delete", "squid")
-        super().restart()
+        super().end()
 
     def _start(self) -> None:
         super()._start()

@@ -237,6 +237,12 @@ def container_that_does_not_run(host: Examined, is_well: bool) -> None:
     host.reads(proxy_checks, is_entered=lambda: is_well, KEPT_AT=host.directory / "missing")
 
 
+def container_that_has_ended(host: Examined, is_well: bool) -> None:
+    container_that_does_not_run(host, is_well)
+    host.reads(os, geteuid=lambda: 0)
+    host.reads(proxy_checks, why_left=lambda _: "does not run", KEPT_AT=host.directory)
+
+
 def rule_that_comes_before_rules(host: Examined, is_well: bool) -> None:
     rule_that_leads_to_a_container(host, is_well)
     host.configure("sniffer", kernel_view=False)
@@ -491,7 +497,7 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
         listener_on_another_host,
     ),
     proxy_checks.own_connections: (connections_from_a_range,),
-    proxy_checks.namespace: (container_that_does_not_run,),
+    proxy_checks.namespace: (container_that_does_not_run, container_that_has_ended),
     proxy_checks.ends: (
         rule_that_leads_to_a_container,
         proxy_in_a_container,

@@ -15,6 +15,7 @@ from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError, listed
 from mptcp_throttle.features import DOCUMENTS
 from mptcp_throttle.findings import Finding, Host, note, of_the_proxy, or_ok
+from mptcp_throttle.follow_namespace import why_left
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
@@ -56,11 +57,11 @@ def namespace(host: Host) -> list[Finding]:
         return []
     if is_entered():
         return [Finding(_NAMESPACE, remark=f"that of {source}")]
-    if not KEPT_AT.exists():
+    why = "is not there" if not KEPT_AT.exists() else why_left(source) if os.geteuid() == 0 else None
+    if why is not None:
+        problem = f"{source} {why}: the other findings are about the network of this host"
         remedy = "start the container, and `systemctl start mptcp-throttle-namespace`"
-        return [
-            Finding(_NAMESPACE, f"{source} is not there: the other findings are about the network of this host", remedy)
-        ]
+        return [Finding(_NAMESPACE, problem, remedy)]
     return [
         Finding(
             _NAMESPACE,
