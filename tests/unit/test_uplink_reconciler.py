@@ -190,6 +190,20 @@ def test_uplinks_are_free_while_the_filter_cannot_be_there(world: World, changed
     assert not world.reconciler.errors
 
 
+def test_clients_that_cannot_be_told_are_waited_for_with_pauses(world: World) -> None:
+    """As when the interface has gone, with all that came through it."""
+    world.step(ONE)
+    world.kernel.refuse, world.kernel.untold = {"attach"}, 2
+    world.step_when_due()
+    world.step(ended=ONE)
+    for _ in range(3):
+        assert world.step_when_due() == ["detach_if_told"]
+        assert world.reconciler.next_deadline > world.clock.now
+    world.kernel.untold = 0
+    assert world.step_when_due() == ["detach_if_told"]
+    assert (world.reconciler.next_deadline, world.reconciler.errors) == (math.inf, ())
+
+
 def test_subflow_that_cannot_be_freed_is_still_shown_and_freed_later(world: World) -> None:
     world.step(ONE)
     world.kernel.refuse = {"throttle"}

@@ -179,6 +179,7 @@ class UplinkReconciler:
                 return 0
             else:
                 interval = min(interval, _DETACH_SECONDS)
+                self._succeeded()
         except KernelError as error:
             self._fail(error)
             return 0
