@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -106,6 +106,7 @@ class Machine:
         self.directory.mkdir()
         for name, text in _PODMAN_FILES.items():
             (self.directory / name).write_text(text)
+        self._inside: list[Host] = []
         self._children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         process.wait_until(self._is_booted, "booted")
 
@@ -133,7 +134,14 @@ class Machine:
 
     def inside(self) -> Host:
         """As a host: the network namespace that `mptcp-throttle-namespace` keeps beside the engine."""
-        return _Inside(self.lab, Path(f"/proc/{self._init}/root") / _KEPT_AT)
+        host = _Inside(self.lab, Path(f"/proc/{self._init}/root") / _KEPT_AT)
+        self._inside.append(host)
+        return host
+
+    def stop(self) -> None:
+        """End what runs in that network namespace."""
+        for host in self._inside:
+            host.stop()
 
     def squid(self) -> list[str]:
         """The command that starts Squid; its files are in `directory`."""
@@ -286,8 +294,9 @@ def machine(lab: Lab) -> Iterator[Machine]:
     """Inside the block, an engine can run; at its end, all has ended."""
     cgroup = mount_of_cgroup2() / f"{lab.proxy.namespace}-engine"
     process = lab.proxy.start("engine", "env", f"BOOT={_BOOT}", "sh", "-c", _ENTER, "sh", cgroup, machine_files=True)
-    try:
-        yield Machine(lab, process)
-    finally:
-        process.kill()
-        eventually(lambda: is_removed(cgroup), "the cgroup empty")
+    with ExitStack() as stack:
+        stack.callback(eventually, lambda: is_removed(cgroup), "the cgroup empty")
+        stack.callback(process.kill)
+        made = Machine(lab, process)
+        stack.callback(made.stop)
+        yield made
