@@ -257,7 +257,7 @@ def check_picture(path: Path, options: dict[str, Any], chart: FloatRect | None) 
         for edge in (chart["x"], chart["y"], chart["x"] + chart["width"], chart["y"] + chart["height"])
     )
     red, green, blue = (picture[top:bottom, left:right, part] for part in range(3))
-    # Axes and their texts are nearly grey.
+    # Axes and their texts are nearly grey: any other pixel is of a line. Ten seconds of ten minutes are a few.
     blues, oranges = blue - red > 0.2, red - blue > 0.2
-    assert (blues & (blue > green)).sum() > 20
-    assert (oranges & (red > green)).sum() > 20
+    assert (blues & (blue > green)).any()
+    assert (oranges & (red > green)).any()
