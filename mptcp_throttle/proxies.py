@@ -16,6 +16,8 @@ from mptcp_throttle.network_namespace import Container
 from mptcp_throttle.ports import ALL_PORTS, Ports
 
 MAX_PROXIES: Final = 16
+MAX_INTERFACES: Final = 16
+"""Of all proxies."""
 
 
 @dataclass(frozen=True, slots=True)

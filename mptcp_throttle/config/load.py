@@ -13,7 +13,6 @@ from typing import Final, NamedTuple, TypeVar
 from mptcp_throttle.config.device_files import load_devices, with_devices
 from mptcp_throttle.config.schema import (
     CLIENTS_DIRECTORY,
-    MAX_INTERFACES,
     MAX_PORT_ITEMS,
     NETWORKS_DIRECTORY,
     RATE_KEYS,
@@ -43,7 +42,7 @@ from mptcp_throttle.model import (
 )
 from mptcp_throttle.network_namespace import Container
 from mptcp_throttle.ports import Ports
-from mptcp_throttle.proxies import Proxies, Proxy
+from mptcp_throttle.proxies import MAX_INTERFACES, Proxies, Proxy
 from mptcp_throttle.schedule import never_holds
 from mptcp_throttle.units import Rate, format_share
 from mptcp_throttle.when import WEEKDAYS

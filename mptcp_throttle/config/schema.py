@@ -60,7 +60,7 @@ from mptcp_throttle.model import (
 )
 from mptcp_throttle.network_namespace import Container, parse_namespace
 from mptcp_throttle.ports import parse_range
-from mptcp_throttle.proxies import MAX_PROXIES, Proxies, Proxy
+from mptcp_throttle.proxies import MAX_INTERFACES, MAX_PROXIES, Proxies, Proxy
 from mptcp_throttle.units import Rate, parse_duration, parse_share, parse_size, parse_volume
 from mptcp_throttle.when import WEEKDAYS, When
 
@@ -95,7 +95,6 @@ _MONTH_DAYS: Final = 31
 _MAX_STAGES: Final = 8
 _MAX_ADDRESSES: Final = 64
 MAX_DEVICE_NETWORKS: Final = 64
-MAX_INTERFACES: Final = 16
 MAX_PORT_ITEMS: Final = 64
 """The most ports and ranges of all proxies. Each makes the programs that select packets longer (`jump_by_port`)."""
 _HOST_NAME: Final = re.compile(

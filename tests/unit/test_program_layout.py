@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import pytest
 from btf import Btf, Kind
 
-from mptcp_throttle import steering_mark
+from mptcp_throttle import proxies, steering_mark
 from mptcp_throttle.linux.c_layout import formats, size_of
 from mptcp_throttled.kernel import networks_map, program_layout, reminder
 from mptcp_throttled.kernel.sockets import program as socket_program
@@ -134,7 +134,8 @@ def defined(header: str, name: str) -> int:
         ("steering.h", "ACK_MARK", steering_mark.MARK),
         ("steering.h", "ACK_MARK_MASK", steering_mark.MARK_MASK),
         ("steering.bpf.c", "VISITS", steering_program._VISITS),
-        ("steering.bpf.c", "MAX_INTERFACES", steering_program._MAX_INTERFACES),
+        ("steering.bpf.c", "MAX_INTERFACES", proxies.MAX_INTERFACES),
+        ("networks.h", "MAX_PROXIES", proxies.MAX_PROXIES),
     ],
 )
 def test_constants_are_those_of_the_source(header: str, name: str, number: float) -> None:

@@ -60,7 +60,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define TURN_NS 10000000ULL /* a subflow that does not take its turn loses it */
 #define UNCOUNTED_BYTES 16384 /* more than may be sent between two looks at two counters */
 #define VISITS 1024 /* of slots, at most, by each `remind` */
-#define MAX_INTERFACES 16 /* mptcp_throttle/config/schema.py */
+#define MAX_INTERFACES 16 /* mptcp_throttle/proxies.py */
 #define FREE_NS 1000000000ULL /* between two looks at a subflow that is free */
 #define NETWORK_NS 100000000ULL /* between two looks at the network of a subflow without a cap */
 

@@ -12,7 +12,7 @@ from mptcp_throttle.linux.c_layout import pack, unpack
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfObject
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple
-from mptcp_throttle.proxies import Proxies
+from mptcp_throttle.proxies import MAX_INTERFACES, Proxies
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.interfaces import Interface
 from mptcp_throttled.kernel.networks_map import NetworksMap
@@ -36,7 +36,6 @@ _BITS_PER_KIB: Final = 8 * 1024
 _NS_PER_SECOND: Final = 10**9
 _SLOTS: Final = 65536
 _VISITS: Final = 1024
-_MAX_INTERFACES: Final = 16
 # Ethernet, IPv4 (version and header length, total length, protocol) and TCP: `tell` makes ACKs of it.
 _TCP_SEGMENT: Final = bytes(12) + b"\x50\x10" + bytes(70)
 _IPV4_HEADER: Final = b"\x45\x00" + (20 + len(_TCP_SEGMENT)).to_bytes(2) + bytes(5) + b"\x06" + bytes(10)
@@ -91,7 +90,7 @@ class SteeringProgram:
 
         A subflow that is on another one is not held back.
         """
-        indices = enumerate(islice(cycle(sorted(interface.index for interface in interfaces)), _MAX_INTERFACES))
+        indices = enumerate(islice(cycle(sorted(interface.index for interface in interfaces)), MAX_INTERFACES))
         self._interfaces.update({pack_u32(number): pack_u32(index) for number, index in indices})
 
     def adopt(self) -> None:
