@@ -190,13 +190,35 @@ def nat_rule(host: Host, hook: str, rule: str) -> Iterator[None]:
         host.run("nft", "delete table ip others")
 
 
-def test_uplink_with_another_port_on_the_wire_is_reported(hosts: Hosts) -> None:
+@pytest.fixture
+def translated(hosts: Hosts) -> Iterator[None]:
+    """On the wire, the server's port is another than at its socket."""
     client, proxy = hosts.lab.client, hosts.lab.proxy
     with (
         nat_rule(client, "output", f"tcp dport {PORT} dnat to :80"),
         nat_rule(proxy, "prerouting", f"tcp dport 80 redirect to :{PORT}"),
-        serving(hosts, UPLOADS) as world,
     ):
+        yield
+
+
+@pytest.mark.usefixtures("translated")
+def test_download_with_another_port_on_the_wire_is_held(world: ProxyWorld) -> None:
+    world.begin_settled()
+    for is_adopted in (False, True):
+        if is_adopted:
+            world.daemon.kill()
+            world.start_daemon()
+            world.wait_settled()
+        rates = receive_rates(world.lab.client, 4)
+        assert 0.5e6 < rates["eth0"] < 1.5e6
+        assert rates["wlan0"] > 10e6
+        assert (world.paced(), world.held_back()) == (1, set())
+        assert ethernet_subflow(world)["not_enforced"] is None
+
+
+@pytest.mark.usefixtures("translated")
+def test_uplink_with_another_port_on_the_wire_is_reported(hosts: Hosts) -> None:
+    with serving(hosts, UPLOADS) as world:
         world.upload(LONG)
         wait_uplink_capped(world)
         wait_exceeded(world)

@@ -120,7 +120,8 @@ struct {
  * last, how much, and when another may get a pulse. `sent` is what its socket has sent in all, and
  * `acked` what had been acknowledged before `since`.
  * `preference` is that of its network, one of the proxy with this number, which has no cap until
- * `network_known_until`. */
+ * `network_known_until`. `is_translated`: its packets do not have the ends of its socket, and the rest
+ * has no meaning. */
 struct sending {
 	__u64 since;
 	__u64 last_sent;
@@ -131,6 +132,7 @@ struct sending {
 	__u64 network_known_until;
 	__u32 preference;
 	__u32 proxy;
+	__u32 is_translated;
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -371,6 +373,34 @@ static __always_inline void count_capped(struct __sk_buff *skb, const struct seg
 	if (segment->payload && !spend_free_bytes(steered, segment->payload) && bucket)
 		charge(&bucket->paid_at, bucket->ns_per_kib, skb->wire_len, now);
 	settle(skb, steered, tp, bucket, now);
+}
+
+/* Whether NAT changes the packets of a socket. The ACKs that `tell` makes have the socket's ends, so
+ * that they would be taken for those of another connection, and answered by RSTs. */
+static __always_inline bool is_translated(struct tcp_sock *tp, const struct segment *segment)
+{
+	struct ends own = {};
+	const __u32 *first = (void *)&own, *second = (void *)&segment->ends;
+	__u32 difference = 0;
+
+	ends_of_socket((void *)tp, &own);
+#pragma unroll
+	for (__u32 i = 0; i < sizeof(own) / sizeof(*first); i++)
+		difference |= first[i] ^ second[i];
+	return difference;
+}
+
+/* Leaves a subflow whose packets are changed to its pace, if `adopt` or `begin_caps` have made a record
+ * of it. */
+static __always_inline void leave_translated(struct tcp_sock *tp)
+{
+	struct steered *steered;
+	struct ends own = {};
+
+	ends_of_socket((void *)tp, &own);
+	steered = bpf_map_lookup_elem(&steered_subflows, &own);
+	if (steered)
+		steered->is_uncounted = 1;
 }
 
 static __always_inline bool has_less_preferred_cap(const struct ends *ends, __u32 proxy, __u32 preference)
@@ -635,6 +665,10 @@ int steer_downlinks(struct __sk_buff *skb)
 		watch_preferred(skb, sending, tp, now);
 		return TC_ACT_UNSPEC;
 	}
+	if (sending && sending->is_translated) {
+		leave_translated(tp);
+		return TC_ACT_UNSPEC;
+	}
 	if (!parse(skb, &segment, false) || segment.tcp.rst)
 		return TC_ACT_UNSPEC;
 	if (segment.tcp.syn) { /* a new subflow, with the ports of an earlier one */
@@ -651,7 +685,10 @@ int steer_downlinks(struct __sk_buff *skb)
 		if (!sending)
 			return TC_ACT_UNSPEC;
 		sending->proxy = proxy;
+		sending->is_translated = is_translated(tp, &segment);
 	}
+	if (sending->is_translated)
+		return TC_ACT_UNSPEC;
 	network = network_of(sending->proxy, segment.ends.client);
 	if (!network || network->preference == NO_PREFERENCE)
 		return TC_ACT_UNSPEC;
