@@ -3,6 +3,8 @@
 A line below WARNING may name its `subject`: a connection, or the clients of a socket. In each interval, at most
 `SUBJECT_LINES` lines about one subject and `LEVEL_LINES` lines of one level are written; the others are counted, and a
 warning at the end of the interval says how many they were. Warnings and errors are always written.
+
+Under systemd, lines have a priority instead of the name of their level, and some have fields (`journal.py`).
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
+
+from mptcp_throttle import journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,14 +34,25 @@ so that it drops no error."""
 
 _NAMED_SUBJECTS: Final = 3
 
+_PRIORITIES: Final = (
+    (logging.CRITICAL, 2),
+    (logging.ERROR, 3),
+    (logging.WARNING, 4),
+    (logging.INFO, 6),
+    (logging.NOTSET, 7),
+)
+
 _log = logging.getLogger("mptcp-throttle")
 
 
 def configure() -> None:
-    """Log to stderr, with a time stamp unless the journal adds its own; from INFO, until `set_level`."""
-    stamp = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s.%(msecs)03d "
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"{stamp}%(levelname)s %(message)s", "%H:%M:%S"))
+    """Log to stderr, or to the journal if that is the same; from INFO, until `set_level`."""
+    if journal.is_journal(sys.stderr.fileno()):
+        handler: logging.Handler = JournalHandler()
+    else:
+        handler = logging.StreamHandler()
+        stamp = "%(asctime)s.%(msecs)03d "
+        handler.setFormatter(logging.Formatter(f"{stamp}%(levelname)s %(message)s", "%H:%M:%S"))
     bounds = LineBounds(time.monotonic, _call_later)
     handler.addFilter(bounds)
     atexit.register(bounds.end_interval)
@@ -51,6 +67,51 @@ def set_level(level: LogLevel) -> None:
 def about(subject: str) -> Mapping[str, object]:
     """The `extra` of a line about this subject."""
     return {"subject": subject}
+
+
+def with_fields(fields: Mapping[str, str] | None, subject: str = "") -> Mapping[str, object]:
+    """The `extra` of a line that has these fields in the journal, if any; with a `subject`, it is about that, too."""
+    return {"fields": fields, "subject": subject}
+
+
+class JournalHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes lines to stderr, which is the journal: each with its priority, and those with fields as datagrams.
+
+    If the journal does not take a datagram, its line goes to stderr, without the fields, and so do those of the next
+    seconds: to wait for each would take too long.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(message)s"))
+        # What systemd calls the lines on stderr of the same program.
+        self._identifier = os.path.basename(sys.argv[0])
+        self._next_try = -math.inf
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        fields = getattr(record, "fields", None)
+        if fields is not None and time.monotonic() >= self._next_try:
+            if journal.send({**self._own_fields(record), **fields}):
+                return
+            self._next_try = time.monotonic() + INTERVAL_SECONDS
+        super().emit(record)
+
+    def _own_fields(self, record: logging.LogRecord) -> dict[str, str]:
+        return {
+            "MESSAGE": super().format(record),
+            "PRIORITY": str(_priority(record.levelno)),
+            "SYSLOG_IDENTIFIER": self._identifier,
+        }
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line with its priority before it, as sd-daemon(3) describes."""
+        return f"<{_priority(record.levelno)}>{super().format(record)}"
+
+
+def _priority(level: int) -> int:
+    """The priority of syslog(3)."""
+    return next(priority for least, priority in _PRIORITIES if level >= least)
 
 
 class LineBounds(logging.Filter):
