@@ -288,9 +288,14 @@ class Window:
     rates: Mapping[RateKind, Rate | None]
     counts: bool = True
 
-    def __str__(self) -> str:
+    @property
+    def effect(self) -> str:
+        """What it does, in words."""
         parts = [f"{kind} {'unlimited' if rate is None else rate}" for kind, rate in self.rates.items()]
-        return f"{self.when} ({', '.join(parts if self.counts else [*parts, 'in no budget'])})"
+        return ", ".join(parts if self.counts else [*parts, "in no budget"])
+
+    def __str__(self) -> str:
+        return f"{self.when} ({self.effect})"
 
 
 Schedule = tuple[Window, ...]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from described_events import events
 from described_keys import keys
 from described_metrics import metrics
 from described_programs import programs
@@ -25,7 +26,7 @@ _PART: Final = re.compile(r"(<!-- docs/generate: (.*) -->\n)(?:.*\n)*?(<!-- end 
 
 def parts() -> dict[str, list[str]]:
     """The lines of each part, by its name."""
-    return {**programs(), **keys(), **metrics(), **rights(), **_exit_statuses()}
+    return {**programs(), **keys(), **metrics(), **rights(), **events(), **_exit_statuses()}
 
 
 def _exit_statuses() -> dict[str, list[str]]:

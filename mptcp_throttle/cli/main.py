@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from mptcp_throttle import service
-from mptcp_throttle.cli import budget_arguments, monitoring, setup_arguments, tables
+from mptcp_throttle.cli import budget_arguments, events, monitoring, setup_arguments, tables
 from mptcp_throttle.cli.live import show_live, show_once
 from mptcp_throttle.cli.live_view import View
 from mptcp_throttle.command_line import argument, command_line, duration
@@ -23,7 +24,7 @@ from mptcp_throttle.findings import Finding
 from mptcp_throttle.follow_namespace import why_left
 from mptcp_throttle.network_namespace import KEPT_AT, is_entered
 from mptcp_throttle.rpc import Json, RpcClient, RpcError
-from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
+from mptcp_throttle.rpc.wire import MAX_EVENTS, MAX_TOP_CLIENTS, Order
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, Rate
 
 _TIMEOUT_SECONDS: Final = 10.0
@@ -46,6 +47,12 @@ def _rate(text: str) -> Rate | None:
 def _client_number(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_TOP_CLIENTS:
         raise ValueError(f"allowed: a number from 1 to {MAX_TOP_CLIENTS}")
+    return int(text)
+
+
+def _event_number(text: str) -> int:
+    if not text.isdecimal() or int(text) > MAX_EVENTS:
+        raise ValueError(f"allowed: a number from 0 to {MAX_EVENTS}")
     return int(text)
 
 
@@ -101,6 +108,11 @@ def parser() -> argparse.ArgumentParser:
     owner_help = f"{budget_arguments.OWNER_HELP}; default: all"
     budgets.add_argument("name", metavar=budget_arguments.OWNER, nargs="?", help=owner_help)
     budget_arguments.add_to(add("budget", _budget, budget_arguments.HELP))
+    shown_events = add("events", _events, "print what has happened: windows, caps, rates by hand, errors")
+    shown_events.add_argument("--follow", action="store_true", help="go on with what happens, until Ctrl-C")
+    shown_events.add_argument(
+        "--number", type=argument(_event_number), default=20, metavar="N", help="the latest N events; default: 20"
+    )
     add("plan", _command("plan", tables.show_plan), "show the planned kernel state as tc, nft and iptables commands")
     doctor = add("doctor", _doctor, "find what keeps the services from working, and say what to do")
     doctor.add_argument("--monitoring", action="store_true", help="print one line for Nagios, Icinga and others")
@@ -186,6 +198,16 @@ def _top(options: argparse.Namespace) -> None:
         show_once(ask, view)
     else:
         show_live(ask, view)
+
+
+def _events(options: argparse.Namespace) -> None:
+    client = _daemon(options)
+
+    def ask(position: events.Position, seconds: float) -> Json:
+        return client.call("events", *position, seconds)
+
+    line = partial(events.as_json, _FORMAT) if options.json else events.as_text
+    (events.follow if options.follow else events.show)(ask, options.number, line)
 
 
 def _history(options: argparse.Namespace) -> None:

@@ -24,6 +24,10 @@ MAX_TOP_CLIENTS: Final = 1000
 """The most clients of each network in an answer to `top`."""
 
 
+MAX_EVENTS: Final = 1024
+"""The most events that the daemon keeps for `events`."""
+
+
 class Order(StrEnum):
     """What `top` sorts clients by, the largest first; by name, the smallest."""
 

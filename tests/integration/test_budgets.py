@@ -70,11 +70,16 @@ def test_running_download_is_slowed_by_a_spent_budget_until_more_is_added(world:
     assert receive_rates(one, 4)["eth0"] < 1.25e6
     (subflow,) = world.capped()
     assert subflow.reason == "wifi is live; cap: 6 MB per day used"
-    told = re.findall(r"budget (warning|stage 1 reached) (.* used)='(\S+) MB'", world.daemon.log_text())
-    of_client = f"network=ethernet budget='6 MB' per=client every=day client={first} used"
-    assert [(event, text) for event, text, _ in told] == [("warning", of_client), ("stage 1 reached", of_client)]
+    told = [event for event in world.services.ask("events")["events"] if event["kind"].startswith("budget-")]
+    assert [(event["kind"], event["client"]) for event in told] == [("budget-warning", first), ("budget-spent", first)]
+    form = re.compile(rf"ethernet {first}: (\S+) MB used of the budget of 6 MB per client and day \(\S+ %\)(.*)")
+    warning, end = (form.fullmatch(event["text"]) for event in told)
+    assert warning is not None
+    assert end is not None
     # Ethernet carries 1.25 MB/s; the daemon looks at the sockets every 0.4 s, and more often near the end.
-    assert 4.8 <= float(told[0][2]) < 6 <= float(told[1][2]) < 7
+    assert 4.8 <= float(warning[1]) < 6 <= float(end[1]) < 7
+    assert (warning[2], end[2]) == ("", ": at most cap 1mbit")
+    assert warning[0] in world.daemon.log_text()
     explained = world.services.cli("explain", first, "ethernet").stdout
     assert "cap: 1mbit (6 MB per day used, until 00:00); otherwise none" in explained
     world.download(client=two)
@@ -170,4 +175,5 @@ def test_new_period_frees_a_running_download_and_none_begins_twice(hosts: Hosts)
         again = budgets(world)[first]
         assert again["period"]["start"] == before["period"]["end"]
         assert caps(world) == {first: CAP.bits_per_second}
-        assert world.daemon.log_text().count("budget begins again network=ethernet") == 1
+        begun = "ethernet: budget of 3 MB per client and day begins again; 1 are freed"
+        assert world.daemon.log_text().count(begun) == 1

@@ -7,6 +7,7 @@ would change is mounted over, and /proc/sys is read-only.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ from proxy_world import EXECUTABLES, Hosts
 
 from mptcp_lab.process import Process, run
 from mptcp_throttle.systemd_unit import SERVICES
+from mptcp_throttled.vocabulary.events import EventKind
 
 if TYPE_CHECKING:
     import subprocess
@@ -41,6 +43,7 @@ DROP_IN: Final = """\
 DefaultDependencies=no
 [Service]
 BindReadOnlyPaths={repository}
+Environment=PYTHONPATH={modules}
 ProtectHome=no
 {how}=
 {how}={command}
@@ -108,7 +111,8 @@ def systemd(hosts: Hosts) -> Iterator[Systemd]:
     for name, (how, command) in COMMANDS.items():
         (units / f"{name}.service").write_text((REPOSITORY / f"systemd/{name}.service").read_text())
         (units / f"{name}.service.d").mkdir()
-        drop_in = DROP_IN.format(how=how, command=command, repository=REPOSITORY)
+        modules = os.environ.get("PYTHONPATH", "")
+        drop_in = DROP_IN.format(how=how, command=command, repository=REPOSITORY, modules=modules)
         (units / f"{name}.service.d" / "lab.conf").write_text(drop_in)
     cgroup = mount_of_cgroup2() / f"{hosts.lab.proxy.namespace}-systemd"
     arguments = ("env", f"BOOT={BOOT}", "sh", "-c", ENTER, "sh", cgroup, root, units, REPOSITORY)
@@ -169,3 +173,26 @@ def test_doctor_says_that_its_user_may_not_ask_systemd(systemd: Systemd) -> None
     for name in SERVICES:
         assert str(found[f"{name}.service"]["unchecked"]).startswith("systemctl: Failed to connect to bus")
         assert found[f"{name}.service"]["problem"] is None
+
+
+def test_journal_has_the_fields_of_an_event_and_its_line_once(systemd: Systemd) -> None:
+    systemd.run("systemctl", "reset-failed")
+    systemd.run("systemctl", "restart", *SERVICES)
+    invocation = systemd.shows("mptcp-throttled", "InvocationID")
+
+    def lines() -> list[dict[str, str]]:
+        command = ("journalctl", "--no-pager", "--output=json", f"_SYSTEMD_INVOCATION_ID={invocation}")
+        return [json.loads(line) for line in systemd.run(*command).stdout.splitlines()]
+
+    def started() -> list[dict[str, str]]:
+        return [line for line in lines() if line["MESSAGE"].startswith("throttling on ")]
+
+    eventually(lambda: bool(started()), "the line in the journal")
+    (line,) = started()
+    expected = {**EventKind.DAEMON_STARTED.fields, "PRIORITY": "6", "SYSLOG_IDENTIFIER": "mptcp-throttled"}
+    assert {name: line.get(name) for name in expected} == expected
+    assert (line["_SYSTEMD_UNIT"], line["_TRANSPORT"]) == ("mptcp-throttled.service", "journal")
+    # What has no fields comes over stderr, with its priority, too.
+    others = [each for each in lines() if each["_TRANSPORT"] == "stdout"]
+    assert {(each["PRIORITY"], each["MESSAGE"]) for each in others} >= {("6", "following the sniffer: 0 connections")}
+    assert not any(each["MESSAGE"].startswith(("<", "INFO", "WARNING", "ERROR")) for each in lines())

@@ -62,7 +62,7 @@ def test_window_of_a_schedule_that_holds_now_changes_the_rate(world: ProxyWorld)
         file.write('schedule: [{when: "00:00-24:00", cap: 3mbit}]\n')
     world.services.cli("reload")
     eventually(lambda: world.capped()[0].rate == 3_000_000, "the rate of the window applied", within=2)
-    wait_logged(world, "network=ethernet direction=downlink cap=3mbit reason='schedule 00:00-24:00'")
+    wait_logged(world, "ethernet: window 00:00-24:00 began")
     assert "3mbit (schedule 00:00-24:00; configured 1mbit)" in world.services.cli("status").stdout
     explained = world.services.cli("explain", str(world.lab.client.address(ETHERNET_LINK, 4)), "ethernet").stdout
     assert "  cap: 3mbit (schedule 00:00-24:00); otherwise 1mbit\n" in explained

@@ -57,6 +57,7 @@ COMMANDS: Final = {
     "budget set-used": ["budget", "set-used", "10.1.0.1", "5GB"],
     "explain": ["explain", "10.1.0.1"],
     "top": ["top"],
+    "events": ["events"],
     "history": ["history", "wifi"],
     "budgets": ["budgets"],
     "budget reset": ["budget", "reset", "ethernet"],
@@ -140,9 +141,9 @@ def api_on_models(directory: Path) -> Api:
     history.flush(now, 0.0, {})
     accounts = Accounts(history, Ledger({}, lambda: True), Clock())
     accounts.look({}, running.loop.snapshot, {})
-    config, recent = RunningConfig(configuration(NETWORKS), now), running.loop.recent_decisions
+    config, reports = RunningConfig(configuration(NETWORKS), now), (running.loop.recent_decisions, running.loop.events)
     inbox, load = DirectInbox(running), partial(configuration, NETWORKS)
-    return Api(config, inbox, lambda: view_of(running), history, accounts, recent, load)
+    return Api(config, inbox, lambda: view_of(running), history, accounts, *reports, load)
 
 
 @contextmanager
@@ -181,7 +182,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
         for name, arguments in COMMANDS.items():
             with redirect_stdout(StringIO()) as output:
                 main(["--config", config, *arguments, "--json"])
-            printed[name] = json.loads(output.getvalue())
+            printed[name] = json.loads(output.getvalue().splitlines()[0] if name == "events" else output.getvalue())
     return printed
 
 

@@ -1,4 +1,4 @@
-"""What the CLI says where there is nothing to show, and what the log says of a pause that survives a restart."""
+"""What the CLI says where there is nothing to show."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from mptcp_throttled.answers.status import connections, network_statuses, status
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
-from mptcp_throttled.reporting.eventlog import log_pause_at_start
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.control_group import EndedConnection
 from mptcp_throttled.vocabulary.features import FeatureState
-from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import Snapshot, SnifferState
 
 NOW = Now(1000.0, 1.7e9)
@@ -126,18 +124,3 @@ def test_small_control_group_says_that_it_is_too_small(capsys: pytest.CaptureFix
 
 def test_without_a_control_group_nothing_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert "control group" not in shown_status(None, capsys)
-
-
-@pytest.mark.parametrize(
-    ("pause", "lines"),
-    [
-        (None, []),
-        (Pause(None), ["paused by the operator, until resumed: nothing is throttled; "]),
-        (Pause(1060.0), ["paused by the operator, for 60 s: nothing is throttled; "]),
-    ],
-)
-def test_start_while_paused_is_a_warning(
-    pause: Pause | None, lines: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    log_pause_at_start(pause, 1000.0)
-    assert [record.message.partition("`")[0] for record in caplog.records if record.levelname == "WARNING"] == lines

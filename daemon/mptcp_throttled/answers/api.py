@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mptcp_throttle.config.schema import Config
-from mptcp_throttle.errors import ConfigError, UserError
+from mptcp_throttle.errors import ConfigError, UserError, shown
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import Every, FourTuple
 from mptcp_throttle.rpc import Json
@@ -39,6 +39,7 @@ from mptcp_throttled.control.requests import (
 )
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.enforcing.diff import diff
+from mptcp_throttled.reporting.event_log import EventLog
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.budgets import Addition
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
@@ -62,6 +63,7 @@ class Api:
         history: History,
         accounts: Accounts,
         recent_decisions: RecentDecisions,
+        events: EventLog,
         load: Callable[[], Config],
     ) -> None:
         self._config = config
@@ -70,6 +72,7 @@ class Api:
         self._history = history
         self._accounts = accounts
         self._recent_decisions = recent_decisions
+        self._events = events
         self._clients = ClientIndex()
         self._counted = CountedSubflows()
         self._load = load
@@ -85,6 +88,7 @@ class Api:
             "history": self.history,
             "top": self.top,
             "decisions": self.decisions,
+            "events": self.events,
             "plan": self.plan,
             "budgets": self.budgets,
             "budget_add": self.budget_add,
@@ -129,6 +133,16 @@ class Api:
     def decisions(self, number: int) -> Json:
         """The latest decisions that have changed something, the latest first, up to `number`, and no more than 200."""
         return {"decisions": self._recent_decisions.latest(number)}
+
+    def events(self, instance: str | None = None, after: int = 0, seconds: float = 0.0) -> Json:
+        """The events that are kept; those after number `after`, if that is of this `instance` of the daemon.
+
+        A reader that has seen all waits up to `seconds` for one, and no longer than 5.
+        """
+        for name, value, allowed in (("after", after, int), ("seconds", seconds, int | float)):
+            if isinstance(value, bool) or not isinstance(value, allowed):
+                raise UserError(f"{name}: {shown(value)}: allowed: a number")
+        return self._events.after(instance, after, seconds)
 
     def history(self, name: str, seconds: float) -> Json:
         """What an access network, or a client by one of its addresses or its device, has carried in the last `seconds`.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import ClassifierKind, Direction, Health
-from mptcp_throttled.control.requests import carry_out
+from mptcp_throttled.control.requests import Reloaded, carry_out
 from mptcp_throttled.enforcing.keeper import Keeper
 from mptcp_throttled.enforcing.reconciler import Kernel
 from mptcp_throttled.enforcing.share_changes import caps_of, share_changes
@@ -27,7 +27,9 @@ from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.policy.one_path import update_one_path
 from mptcp_throttled.policy.terms import CurrentTerms
 from mptcp_throttled.reporting import eventlog, instruments
+from mptcp_throttled.reporting.event_log import EventLog
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
+from mptcp_throttled.reporting.step_events import StepEvents, reloaded
 from mptcp_throttled.vocabulary.class_ids import max_minor
 from mptcp_throttled.vocabulary.clock import EpochOffset
 from mptcp_throttled.vocabulary.features import Feature, Situation
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from mptcp_throttle.model import Ailment, Connection, FourTuple, Subflow, Token
     from mptcp_throttled.control.inbox import Message
     from mptcp_throttled.control.operator_state import OperatorStore
+    from mptcp_throttled.control.requests import Request
     from mptcp_throttled.control.running_config import RunningConfig
     from mptcp_throttled.control.source import Source, TableUpdate
     from mptcp_throttled.vocabulary.applied import Applied
@@ -82,7 +85,7 @@ class Loop:
     `steering` those that have another cap of downloads, or none; it knows the priorities that clients have asked for.
     `note_ended` is given the connections that have ended while caps were applied. `spent` are the budgets of which a
     stage is reached, `lacking` what paths lack of an overflow.
-    `snapshot`, `recent_decisions.latest` and `note_kernel_change` are for any thread, all else for one.
+    `snapshot`, `recent_decisions.latest`, `events` and `note_kernel_change` are for any thread, all else for one.
     """
 
     def __init__(
@@ -125,6 +128,8 @@ class Loop:
         self._kernel_changed = threading.Event()
         self.snapshot = Snapshot()
         self.recent_decisions = RecentDecisions()
+        self.events = EventLog(clock.time)
+        self._step_events = StepEvents()
 
     def adopt(self, assignments: Mapping[FourTuple, int]) -> None:
         """Before the first step: keep subflows in the classes to which an earlier instance has assigned them."""
@@ -145,13 +150,14 @@ class Loop:
             portion_due,
             self._keeper.next_deadline,
             self._uplinks.next_deadline,
+            self._step_events.next_deadline,
             *(at for at in by_themselves if at is not None),
         )
 
     def step(self, messages: Sequence[Message[Any]] = ()) -> None:
         """Do everything that is due. Requests are carried out first and answered when they are applied."""
         for message in messages:
-            message.carry_out(lambda request: carry_out(request, self._operator, self._config))
+            message.carry_out(self._carry_out)
         if self._kernel_changed.is_set():
             self._kernel_changed.clear()
             self._keeper.note_kernel_change()
@@ -164,6 +170,12 @@ class Loop:
         """Leave the kernel as it was found; what could not be restored."""
         errors = [error for feature in self._features.values() for error in feature.release()]
         return (*errors, *self._keeper.release())
+
+    def _carry_out(self, request: Request[Any]) -> Any:  # noqa: ANN401
+        answer = carry_out(request, self._operator, self._config)
+        if isinstance(answer, Reloaded):
+            self.events.keep(reloaded(answer.changes, answer.problems))
+        return answer
 
     def _step(self) -> None:
         before, config, now = self.snapshot, self._config.config, self._clock.monotonic()
@@ -236,6 +248,8 @@ class Loop:
         eventlog.log_step(before, after, transitions, applied, uplinks)
         instruments.count_step(before, after, transitions, applied, uplinks)
         self.recent_decisions.note(self._clock.time(), transitions, after)
+        self.events.say(*self._step_events.unlogged(before, after, now))
+        self.events.keep(*self._step_events.logged(before, after, transitions, now))
 
     def _concerned(self, delta: PlanDelta, applied: Applied) -> Mapping[FourTuple, Decision | None]:
         """The decisions for the subflows whose rate may have changed; None for one that is not known any more."""

@@ -20,11 +20,14 @@ from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.devices import named
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import UserError, listed
+from mptcp_throttle.logs import with_fields
 from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
+from mptcp_throttled.reporting.step_events import override_event
 from mptcp_throttled.vocabulary.clock import Clock, Now, decode_end, encode_end
+from mptcp_throttled.vocabulary.events import EventKind
 from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause, is_over
 
@@ -55,10 +58,10 @@ class OperatorStore:
         now = self._clock.monotonic()
         overrides = tuple(o for o in self._state.overrides if not is_over(o, now))
         for expired in set(self._state.overrides) - set(overrides):
-            _log.info("override of %s %s expired", self._subject(expired), expired.kind)
+            _log_end(logging.INFO, expired, f"override of {self._subject(expired)} {expired.kind} expired")
         pause = self._state.pause
         if pause is not None and is_over(pause, now):
-            _log.info("pause expired")
+            _log.info("pause expired", extra=with_fields(EventKind.RESUMED.fields))
             pause = None
         self._keep(OperatorState(overrides, pause))
         return self._state
@@ -69,13 +72,13 @@ class OperatorStore:
         self._by_name = {network.name: network for network in networks}
         before = self._state.overrides
         objections = {override: self._objection(override, before) for override in before}
-        dropped = tuple(
-            f"override of {self._subject(o)} {o.kind} dropped: {why}" for o, why in objections.items() if why
-        )
-        for line in dropped:
-            _log.warning("%s", line)
+        dropped = {
+            o: f"override of {self._subject(o)} {o.kind} dropped: {why}" for o, why in objections.items() if why
+        }
+        for override, line in dropped.items():
+            _log_end(logging.WARNING, override, line)
         self._keep(replace(self._state, overrides=tuple(o for o, why in objections.items() if why is None)))
-        return dropped
+        return tuple(dropped.values())
 
     def set(self, override: Override) -> None:
         """Set an override in place of an earlier one. Raises UserError with what is allowed."""
@@ -220,6 +223,10 @@ def objection(override: Override, overrides: Iterable[Override], networks: Seque
         if cap is not None and limit is not None and cap > limit:
             return f"{override.subject}: {kind} {cap} would be more than {limit_kind} {limit}; allowed: up to it"
     return None
+
+
+def _log_end(level: int, override: Override, line: str) -> None:
+    _log.log(level, "%s", line, extra=with_fields(override_event(EventKind.RATE_RESET, override, line).fields))
 
 
 def _no_such_network(name: str, networks: Iterable[AccessNetwork]) -> str:

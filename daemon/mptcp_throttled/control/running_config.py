@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Final
 
 from mptcp_throttle.config.changes import Change, changes
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.logs import with_fields
 from mptcp_throttle.rpc import Json
 from mptcp_throttled.reporting.instruments import count_errors
+from mptcp_throttled.vocabulary.events import EventKind
 
 _log = logging.getLogger("mptcp-throttled")
+
+_RELOADED: Final = with_fields(EventKind.RELOADED.fields)
+_REFUSED: Final = with_fields(EventKind.REFUSED.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +54,16 @@ class RunningConfig:
         judgement = judge(self.config, loaded)
         self._problems = judgement.problems
         for problem in judgement.problems:
-            _log.error("reload refused: %s", problem)
+            _log.error("reload refused: %s", problem, extra=_REFUSED)
         if judgement.problems:
             count_errors("reload")
         if isinstance(loaded, Config) and not judgement.problems:
             self.config = loaded
             self._loaded_at = now
             for change in judgement.changes:
-                _log.info("reloaded: %s", change)
+                _log.info("reloaded: %s", change, extra=_RELOADED)
             if not judgement.changes:
-                _log.info("reloaded: nothing changed")
+                _log.info("reloaded: nothing changed", extra=_RELOADED)
         return judgement
 
     def status(self) -> Json:

@@ -37,6 +37,8 @@ from mptcp_throttled.lifecycle.cleanup import release_sockets
 from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.observing.observer import Observer
 from mptcp_throttled.reporting import eventlog
+from mptcp_throttled.reporting.budget_events import budget_events
+from mptcp_throttled.reporting.step_events import paused, started
 from mptcp_throttled.vocabulary.budgets import Begun, Level
 from mptcp_throttled.vocabulary.clock import Clock, Now
 from mptcp_throttled.vocabulary.control_group import ControlGroup
@@ -106,11 +108,11 @@ class Daemon:
             lambda: self._observer.overflow.lacking_at(clock.monotonic()),
         )
         counted = kernel.htb.class_bytes, steering.totals, uplinks.acknowledged
-        self._observer = Observer(config.proxy.ports, self._loop, *counted, accounts, self._inbox.wake)
+        reported = accounts, self._loop.events, self._inbox.wake
+        self._observer = Observer(config.proxy.ports, self._loop, *counted, *reported)
         self._metrics = MetricsServer()
-        self.api = Api(
-            self._running, self._inbox, self._view, self._history, accounts, self._loop.recent_decisions, load
-        )
+        reports = self._loop.recent_decisions, self._loop.events
+        self.api = Api(self._running, self._inbox, self._view, self._history, accounts, *reports, load)
 
     def _view(self) -> View:
         """What is known now; for any thread."""
@@ -124,7 +126,7 @@ class Daemon:
 
     def _note_budgets(self, told: Sequence[Level | Begun]) -> None:
         """The stages that budgets have reached may be others; for any thread."""
-        eventlog.log_budgets(told, self._loop.snapshot)
+        self._loop.events.say(*budget_events(told, self._loop.snapshot))
         self._inbox.wake()
 
     def stop(self) -> None:
@@ -147,12 +149,12 @@ class Daemon:
         requests = self._wait_for_table()
         server = None
         try:
+            loop.events.say(started(config))
             loop.step(requests)
             self._kept.forget_earlier()
             eventlog.log_adopted(loop.snapshot.throttled.values())
-            networks = [network.name for network in config.networks]
-            _log.info("throttling on %s, networks %s", ", ".join(config.proxy.interfaces), networks)
-            eventlog.log_pause_at_start(loop.snapshot.operator.pause, time.monotonic())
+            if loop.snapshot.operator.pause is not None:
+                loop.events.say(paused(loop.snapshot.operator.pause, loop.snapshot, time.monotonic()))
             server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)
             Notifications(config.proxy.interfaces, self._own_ports, self._kernel_changed).start()
             if config.sniffer.kernel_view:  # else no subflow ends at a socket of this host
@@ -171,6 +173,7 @@ class Daemon:
             self._metrics.close()
             self._observer.stop()
             self._source.stop()
+            loop.events.close()
             if server is not None:
                 server.close()
         if errors:

@@ -19,7 +19,8 @@ from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
 from mptcp_throttled.observing import overflow
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.observing.overflow import Overflow
-from mptcp_throttled.reporting import eventlog
+from mptcp_throttled.reporting.event_log import EventLog
+from mptcp_throttled.reporting.eventlog import enforcement_event
 from mptcp_throttled.reporting.instruments import count_errors
 from mptcp_throttled.vocabulary.observation import Observation
 from mptcp_throttled.vocabulary.snapshot import Snapshots
@@ -57,7 +58,7 @@ def pause_after(used: float, next_change: float | None) -> float:
 class Observer(threading.Thread):
     """Observes at once, then every 1 to 5 s, more often with budgets, until `stop()`.
 
-    It keeps `accounts` up to date.
+    It keeps `accounts` up to date, and says in `events` when rates are not enforced.
 
     `snapshots` has what is applied, `class_bytes` gives the bytes of each class by minor, `steered` what
     steering has counted of subflows, `acknowledged` what the program for uplinks has seen acknowledged. `changed` is
@@ -72,6 +73,7 @@ class Observer(threading.Thread):
         steered: Callable[[], Mapping[FourTuple, SteeredTotals]],
         acknowledged: Callable[[], Mapping[FourTuple, int]],
         accounts: Accounts,
+        events: EventLog,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(name="observer", daemon=True)
@@ -82,6 +84,7 @@ class Observer(threading.Thread):
         self._sockets = SocketReader(ports)
         self._snapshots = snapshots
         self._accounts = accounts
+        self._events = events
         self._changed = changed
         self._stopping = threading.Event()
         self.enforcement = Enforcement()
@@ -127,7 +130,9 @@ class Observer(threading.Thread):
         sockets = self._sockets.read(on_all_ports=on_all_ports)
         at = time.monotonic()
         after = before.after(Observation(at, sockets, classes, acknowledged), snapshot)
-        eventlog.log_enforcement(before.not_enforced, after.not_enforced, snapshot)
+        event = enforcement_event(before.not_enforced, after.not_enforced, snapshot)
+        if event is not None:
+            self._events.say(event)
         self.enforcement = after
         self._accounts.look(sockets, snapshot, steered)
         if self.overflow.look(at, sockets, snapshot):

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from mptcp_throttle.features import FEATURE_TEXTS
-from mptcp_throttle.logs import about
-from mptcp_throttle.model import FourTuple, RateKind, format_token
-from mptcp_throttle.units import format_percentage, format_volume
+from mptcp_throttle.logs import about, with_fields
+from mptcp_throttle.model import FourTuple, format_token
+from mptcp_throttled.reporting.frequent_events import SNIFFER_DRAWBACK
 from mptcp_throttled.vocabulary.applied import Applied, UplinkStep
-from mptcp_throttled.vocabulary.budgets import Begun, Level
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
-from mptcp_throttled.vocabulary.operator import Pause
+from mptcp_throttled.vocabulary.events import Event, EventKind
 from mptcp_throttled.vocabulary.snapshot import KEEPS_SENDING, MAX_ERRORS, Snapshot, Throttled, Transition
-from mptcp_throttled.vocabulary.terms import UNLIMITED, PresentTerms
 
 _log = logging.getLogger("mptcp-throttled")
 
-_MAX_BUDGET_LINES: Final = 20
+_ERROR_BEGAN: Final = with_fields(EventKind.ERROR_BEGAN.fields)
+_ERROR_ENDED: Final = with_fields(EventKind.ERROR_ENDED.fields)
 
 
 def log_step(
@@ -31,7 +29,6 @@ def log_step(
         of_client = about(str(ends.client.address))
         client = _client(ends.client, after.device_of(ends))
         _log.info("policed %s direction=uplink reason=%r", client, KEEPS_SENDING, extra=of_client)
-    _log_terms(before.terms, after.terms)
     for transition in transitions:
         _log_transition(transition, after)
     for feature, texts in FEATURE_TEXTS.items():
@@ -41,7 +38,8 @@ def log_step(
         _log.info("classifier in use: %s", after.classifier)
     if after.sniffer.problem != before.sniffer.problem:
         following = f"following the sniffer: {len(after.connections)} connections"
-        _log_problem(following, "the sniffer does not answer; all subflows are free", after.sniffer.problem)
+        # Before the first step it did not answer, either.
+        _log_problem(following, SNIFFER_DRAWBACK, after.sniffer.problem, is_start=not before.networks)
     # The line behind them says how many more errors there are: each new number would be a line.
     _log_errors(before.errors[:MAX_ERRORS], after.errors[:MAX_ERRORS])
     repairs = len(applied.repairs) + uplinks.repairs
@@ -58,62 +56,29 @@ def log_adopted(throttled: Iterable[Throttled]) -> None:
         _log.info("%d throttled subflows adopted, %d added", sum(adopted), len(adopted) - sum(adopted))
 
 
-def log_pause_at_start(pause: Pause | None, now: float) -> None:
-    """Log that a pause has survived the restart, if there is one; `now` is in monotonic seconds."""
-    if pause is not None:
-        left = "until resumed" if pause.end is None else f"for {pause.end - now:.0f} s"
-        _log.warning("paused by the operator, %s: nothing is throttled; `mptcp-throttle resume` ends the pause", left)
-
-
-def log_enforcement(before: Mapping[FourTuple, str], after: Mapping[FourTuple, str], snapshot: Snapshot) -> None:
-    """Log that the rates of some subflows are not enforced, and when all are enforced again."""
+def enforcement_event(
+    before: Mapping[FourTuple, str], after: Mapping[FourTuple, str], snapshot: Snapshot
+) -> Event | None:
+    """That the rates of some subflows are not enforced, or that all are enforced again; None: neither is new."""
     if bool(before) == bool(after):
-        return
+        return None
     if not after:
-        _log.info("resolved: the rates of all subflows are enforced")
-    for ends, why in islice(after.items(), 1):
-        client = _client(ends.client, snapshot.device_of(ends))
-        _log.error("%d subflows: rate not enforced; %s: %s", len(after), client, why)
-
-
-def log_budgets(told: Sequence[Level | Begun], snapshot: Snapshot) -> None:
-    """Log what has become of budgets; of thousands at one time the first only."""
-    for each in islice(told, _MAX_BUDGET_LINES):
-        network, budget = each.key.network, each.budget
-        of_budget = f"network={network} budget={format_volume(budget.amount)!r} per={budget.per} every={budget.every}"
-        if isinstance(each, Begun):
-            _log.info("budget begins again %s freed=%d", of_budget, each.freed)
-            continue
-        who = "" if each.subject is None else f" {_client(each.subject, snapshot.device(network, each.subject))}"
-        used = f"used={format_volume(each.use.used)!r} ({format_percentage(each.use.used / budget.amount)})"
-        state = f"stage {each.stages} reached" if each.stages else "warning"
-        _log.warning("budget %s %s%s %s", state, of_budget, who, used, extra=about(who))
-    if len(told) > _MAX_BUDGET_LINES:
-        _log.warning("and %d more budgets", len(told) - _MAX_BUDGET_LINES)
-
-
-def _log_terms(before: PresentTerms, after: PresentTerms) -> None:
-    """Log the rates of networks that a rule has changed, or changes no longer."""
-    if after is before:
-        return
-    for name, terms in after.by_network.items():
-        earlier = before.by_network.get(name, {})
-        for kind in RateKind:
-            term, old = terms.get(kind, UNLIMITED), earlier.get(kind, UNLIMITED)
-            if (term.rate, term.reason) != (old.rate, old.reason) and (term.reason or old.reason):
-                rate, reason = term.rate or "unlimited", term.reason or "as configured"
-                _log.info("network=%s direction=%s %s=%s reason=%r", name, kind.direction, kind.word, rate, reason)
+        return Event(EventKind.ERROR_ENDED, "resolved: the rates of all subflows are enforced")
+    ends, why = next(iter(after.items()))
+    text = f"{len(after)} subflows: rate not enforced; {_client(ends.client, snapshot.device_of(ends))}: {why}"
+    return Event(EventKind.ERROR_BEGAN, text, client=str(ends.client.address), reason=why)
 
 
 def _log_transition(transition: Transition, snapshot: Snapshot) -> None:
     direction, decision, throttle = transition.direction, transition.decision, transition.after
     if decision is None:
-        if transition.before is not None:
+        if transition.before is not None and _log.isEnabledFor(logging.DEBUG):
             # No decision: the daemon does not know the subflow any more.
             network = transition.before.share.network
             client = _client(transition.ends.client, snapshot.device(network, transition.ends.client.address))
             reason = "subflow ended" if snapshot.sniffer.problem is None else "the sniffer does not answer"
-            _log.debug("free %s network=%s direction=%s reason=%r", client, network, direction, reason)
+            extra = with_fields(_fields(transition, snapshot, reason))
+            _log.debug("free %s network=%s direction=%s reason=%r", client, network, direction, reason, extra=extra)
         return
     about_token = f"token={format_token(decision.token)}"
     client = _client(transition.ends.client, snapshot.device(decision.network, transition.ends.client.address))
@@ -125,7 +90,22 @@ def _log_transition(transition: Transition, snapshot: Snapshot) -> None:
         in_class = f" class={format_classid(classid(transition.minor))}"
         after_ms = f" after_ms={None if transition.latency is None else round(transition.latency * 1000, 1)}"
     reason = snapshot.reason(direction, decision)
-    _log.info("%s %s%s%s reason=%r%s", what, subflow, rate, in_class, reason, after_ms, extra=about(about_token))
+    extra = with_fields(_fields(transition, snapshot, reason), about_token)
+    _log.info("%s %s%s%s reason=%r%s", what, subflow, rate, in_class, reason, after_ms, extra=extra)
+
+
+def _fields(transition: Transition, snapshot: Snapshot, reason: str) -> dict[str, str] | None:
+    """What the journal has besides the line about a subflow that is capped now, or no longer; None: it is neither."""
+    was_capped, is_capped = (
+        each is not None and each.share.kind.is_cap for each in (transition.before, transition.after)
+    )
+    throttle = transition.after or transition.before
+    if throttle is None or was_capped == is_capped:
+        return None
+    kind = EventKind.CAP_BEGAN if is_capped else EventKind.CAP_ENDED
+    share, client = throttle.share, str(transition.ends.client.address)
+    rule = snapshot.terms.term(share).rule if is_capped else None
+    return Event(kind, "", share.network, client, rule, reason).fields
 
 
 def _client(client: object, device: str | None) -> str:
@@ -137,14 +117,14 @@ def _log_errors(before: tuple[str, ...], after: tuple[str, ...]) -> None:
         return
     for error in after:
         if error not in before:
-            _log.error("%s; the rates of the subflows concerned are not applied", error)
+            _log.error("%s; the rates of the subflows concerned are not applied", error, extra=_ERROR_BEGAN)
     for error in before:
         if error not in after:
-            _log.info("resolved: %s", error)
+            _log.info("resolved: %s", error, extra=_ERROR_ENDED)
 
 
-def _log_problem(in_place: str, drawback: str, problem: str | None) -> None:
+def _log_problem(in_place: str, drawback: str, problem: str | None, *, is_start: bool = False) -> None:
     if problem is None:
-        _log.info("%s", in_place)
+        _log.info("%s", in_place, extra=None if is_start else _ERROR_ENDED)
     else:
-        _log.warning("%s: %s", drawback, problem)
+        _log.warning("%s: %s", drawback, problem, extra=_ERROR_BEGAN)
