@@ -11,6 +11,7 @@ from mptcp_throttle.periods import Period
 from mptcp_throttle.units import Rate
 from mptcp_throttled.reporting.budget_events import budget_events
 from mptcp_throttled.vocabulary.budgets import AccountKey, Begun, Level, Use
+from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.events import coalesced
 
 STAGES: Final = (
@@ -24,7 +25,7 @@ CLIENT: Final = ip_address("10.1.0.2")
 
 def test_levels_of_a_client_are_told_with_what_is_used_and_what_applies() -> None:
     used = (2_600_000_000, 3_800_000_000, 5_020_000_000)
-    told = budget_events(Level(KEY, BUDGET, CLIENT, Use(count), stage) for stage, count in enumerate(used))
+    told = budget_events((Level(KEY, BUDGET, CLIENT, Use(count), stage) for stage, count in enumerate(used)), Snapshot())
     assert [(event.kind, event.text) for event in told] == [
         ("budget-warning", "lte 10.1.0.2: 2.6 GB used of the budget of 5 GB per client and month (52.0 %)"),
         (
@@ -42,13 +43,17 @@ def test_levels_of_a_client_are_told_with_what_is_used_and_what_applies() -> Non
 
 def test_budget_of_a_network_has_no_client_and_says_when_it_begins_again() -> None:
     budget = replace(BUDGET, per=Per.NETWORK)
-    level, begun = budget_events([Level(KEY, budget, None, Use(5_000_000_000), 2), Begun(KEY, budget, Period(1, 2), 3)])
+    level, begun = budget_events(
+        [Level(KEY, budget, None, Use(5_000_000_000), 2), Begun(KEY, budget, Period(1, 2), 3)], Snapshot()
+    )
     assert (level.client, level.network) == (None, "lte")
     assert begun.text.endswith("begins again; 3 are freed")
     assert (begun.kind, begun.until) == ("budget-began", 2)
 
 
 def test_budgets_of_thousands_of_clients_at_one_moment_are_one_event() -> None:
-    told = budget_events(Level(KEY, BUDGET, CLIENT + number, Use(5_000_000_000), 2) for number in range(50_000))
+    told = budget_events(
+        (Level(KEY, BUDGET, CLIENT + number, Use(5_000_000_000), 2) for number in range(50_000)), Snapshot()
+    )
     (event,) = coalesced(told)
     assert event.more_events == 49_999

@@ -45,7 +45,9 @@ from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.requests import requested_address, requested_client
 from mptcp_throttled.observing.enforcement import Difference, Enforcement
 from mptcp_throttled.reporting import eventlog
+from mptcp_throttled.reporting.budget_events import budget_events
 from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.events import Event
 from mptcp_throttled.vocabulary.observation import SocketState
 from mptcp_throttled.vocabulary.operator import Override
 from mptcp_throttled.vocabulary.traffic import SocketTotals
@@ -210,8 +212,9 @@ def test_log_and_decisions_name_devices(tmp_path: Path, caplog: pytest.LogCaptur
     assert " client=10.1.0.3:40000 network=ethernet direction=downlink " in caplog.text
     decisions = running.loop.recent_decisions.latest(10)
     assert {(each["client"], each["device"]) for each in decisions} == {("10.1.0.9", "phone"), ("10.1.0.3", None)}
-    eventlog.log_enforcement({}, {CAPPED: "sends more"}, running.loop.snapshot)
-    assert "1 subflows: rate not enforced; client=10.1.0.9:40000 device=phone: sends more" in caplog.text
+    event = eventlog.enforcement_event({}, {CAPPED: "sends more"}, running.loop.snapshot)
+    assert event is not None
+    assert event.text == "1 subflows: rate not enforced; client=10.1.0.9:40000 device=phone: sends more"
     running.show()
     assert "free client=10.1.0.9:40000 device=phone network=ethernet" in caplog.text
 
@@ -243,15 +246,16 @@ def budgeted(network: AccessNetwork) -> AccessNetwork:
 
 @pytest.mark.parametrize("name", ["phone", "10.1.0.9", "10.2.0.2"])
 def test_budgets_name_devices_and_are_found_by_name_or_any_address(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = LoopOnModels(tmp_path, tuple(map(budgeted, NETWORKS)))
     snapshot, ledger = running.show(*CONNECTIONS), Ledger({}, lambda: True)
+    events: list[Event] = []
     accounts = Accounts(
         History(tmp_path / "history.sqlite", "boot"),
         ledger,
         running.clock,
-        tell=lambda told: eventlog.log_budgets(told, snapshot),
+        tell=lambda told: events.extend(budget_events(told, snapshot)),
     )
     for sent in (0, 400):
         subflows = enumerate((CAPPED, ends("10.1.0.2"), ends("10.1.0.3")), 1)
@@ -265,7 +269,7 @@ def test_budgets_name_devices_and_are_found_by_name_or_any_address(
     assert of_ethernet["used"] == 2 * other.use.used
     tables.show_budgets(answer)
     assert "10.1.0.2 (phone)" in capsys.readouterr().out
-    assert "client=10.1.0.2 device=phone used=" in caplog.text
+    assert any(event.text.startswith("ethernet 10.1.0.2 phone: ") for event in events)
 
 
 def test_owner_of_budgets_that_is_not_known_is_refused(running: LoopOnModels) -> None:

@@ -408,13 +408,13 @@ def test_errors_of_the_kernel_are_said(world: World) -> None:
 
 def test_first_rate_that_is_not_enforced_is_said_and_the_end_of_the_last() -> None:
     why = {capped(1): "its socket is not paced", capped(2): "its socket is not paced"}
-    began = enforcement_event({}, why)
+    began = enforcement_event({}, why, Snapshot())
     assert began is not None
     assert (began.kind, began.client, began.reason) == (EventKind.ERROR_BEGAN, "10.1.0.1", "its socket is not paced")
     assert began.text == "2 subflows: rate not enforced; client=10.1.0.1:40000: its socket is not paced"
-    assert enforcement_event(why, {capped(3): ""}) is None
-    assert enforcement_event({}, {}) is None
-    ended = enforcement_event(why, {})
+    assert enforcement_event(why, {capped(3): ""}, Snapshot()) is None
+    assert enforcement_event({}, {}, Snapshot()) is None
+    ended = enforcement_event(why, {}, Snapshot())
     assert ended is not None
     assert ended.kind is EventKind.ERROR_ENDED
 

@@ -72,9 +72,7 @@ class OperatorStore:
         self._by_name = {network.name: network for network in networks}
         before = self._state.overrides
         objections = {override: self._objection(override, before) for override in before}
-        dropped = {
-            o: f"override of {self._subject(o)} {o.kind} dropped: {why}" for o, why in objections.items() if why
-        }
+        dropped = {o: f"override of {self._subject(o)} {o.kind} dropped: {why}" for o, why in objections.items() if why}
         for override, line in dropped.items():
             _log_end(logging.WARNING, override, line)
         self._keep(replace(self._state, overrides=tuple(o for o, why in objections.items() if why is None)))
