@@ -11,8 +11,8 @@ from mptcp_throttle.periods import Period
 from mptcp_throttle.units import Rate
 from mptcp_throttled.reporting.budget_events import budget_events
 from mptcp_throttled.vocabulary.budgets import AccountKey, Begun, Level, Use
-from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.events import coalesced
+from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 STAGES: Final = (
     Stage(0.75, {RateKind.CAP: Rate.parse("2mbit")}),
@@ -25,7 +25,9 @@ CLIENT: Final = ip_address("10.1.0.2")
 
 def test_levels_of_a_client_are_told_with_what_is_used_and_what_applies() -> None:
     used = (2_600_000_000, 3_800_000_000, 5_020_000_000)
-    told = budget_events((Level(KEY, BUDGET, CLIENT, Use(count), stage) for stage, count in enumerate(used)), Snapshot())
+    told = budget_events(
+        (Level(KEY, BUDGET, CLIENT, Use(count), stage) for stage, count in enumerate(used)), Snapshot()
+    )
     assert [(event.kind, event.text) for event in told] == [
         ("budget-warning", "lte 10.1.0.2: 2.6 GB used of the budget of 5 GB per client and month (52.0 %)"),
         (
