@@ -12,36 +12,47 @@ import argparse
 import queue
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Final
 
-_IPPROTO_MPTCP: Final = 262  # include/uapi/linux/in.h
+IPPROTO_MPTCP: Final = 262  # include/uapi/linux/in.h
 _PART_BYTES: Final = 1 << 18
 _TIMEOUT_SECONDS: Final = 120.0
 
 
-def _fetch(proxy: tuple[str, int], protocol: int, source: str | None, urls: queue.SimpleQueue[str]) -> None:
-    """Fetch URLs over one connection until none is left. Raises OSError or HTTPException."""
+@contextmanager
+def connected(proxy: tuple[str, int], protocol: int, source: str | None) -> Iterator[HTTPConnection]:
+    """A connection to the proxy, of that protocol, from the address `source` if any. Raises OSError."""
     (family, kind, _, _, address), *_ = socket.getaddrinfo(*proxy, type=socket.SOCK_STREAM)
     connection = HTTPConnection(*proxy, timeout=_TIMEOUT_SECONDS)
     connection.auto_open = 0  # it would open plain TCP
-    with socket.socket(family, kind, protocol) as connected:
-        connected.settimeout(_TIMEOUT_SECONDS)
+    with socket.socket(family, kind, protocol) as opened:
+        opened.settimeout(_TIMEOUT_SECONDS)
         if source is not None:
-            connected.bind((source, 0))
-        connected.connect(address)
-        connection.sock = connected
-        with suppress(queue.Empty):
-            while True:
-                connection.request("GET", urls.get_nowait())
-                response = connection.getresponse()
-                if response.status != 200:
-                    raise HTTPException(f"HTTP status {response.status}")
-                while response.read(_PART_BYTES):
-                    pass
+            opened.bind((source, 0))
+        opened.connect(address)
+        connection.sock = opened
+        yield connection
+
+
+def get(connection: HTTPConnection, url: str) -> None:
+    """Fetch a document to its end. Raises OSError or HTTPException."""
+    connection.request("GET", url)
+    response = connection.getresponse()
+    if response.status != 200:
+        raise HTTPException(f"HTTP status {response.status}")
+    while response.read(_PART_BYTES):
+        pass
+
+
+def _fetch(proxy: tuple[str, int], protocol: int, source: str | None, urls: queue.SimpleQueue[str]) -> None:
+    """Fetch URLs over one connection until none is left. Raises OSError or HTTPException."""
+    with connected(proxy, protocol, source) as connection, suppress(queue.Empty):
+        while True:
+            get(connection, urls.get_nowait())
 
 
 def _fetch_all(
@@ -83,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--period", type=float, metavar="SECONDS", help="of the chunks of a video")
     parser.add_argument("urls", nargs="+", metavar="URL")
     options = parser.parse_args(arguments)
-    protocol = socket.IPPROTO_TCP if options.tcp else _IPPROTO_MPTCP
+    protocol = socket.IPPROTO_TCP if options.tcp else IPPROTO_MPTCP
     end = (options.proxy, options.port), protocol, options.source
     began = time.monotonic()
     if options.period is not None:
