@@ -78,6 +78,13 @@ def test_slow_wifi_of_a_client_that_asks_for_no_more_lacks_nothing(watched: Watc
     assert watched.lacking(4, wifi=2, ethernet=0.1) is None
 
 
+def test_pause_of_the_client_between_requests_raises_no_cap(watched: Watched) -> None:
+    before = watched.lacking(3, wifi=7, ethernet=1)
+    assert before == pytest.approx(3, abs=1)
+    assert watched.lacking(1, wifi=0, ethernet=0) == before
+    assert watched.lacking(1, wifi=1, ethernet=1) == pytest.approx(9, abs=1)
+
+
 def test_small_differences_change_nothing(watched: Watched) -> None:
     before = watched.lacking(3, wifi=3, ethernet=5)
     assert [watched.lacking(1, wifi=rate, ethernet=5) for rate in (3.5, 2.7, 3.3)] == [before] * 3

@@ -4,8 +4,9 @@ A client shall have the rate `overflow` in all while it asks for so much. What i
 of that becomes its cap. Whether it asks for more is seen from what its capped subflows carry: steering lets them send
 only while data waits and the preferred paths are saturated, so they carry the cap only then.
 
-The cap rises as soon as paths lack more, and falls once they have lacked less for a second, or have not been saturated
-for two; small differences change nothing. So a path whose rate varies does not change the cap at each observation.
+The cap rises as soon as the client asks for more and paths lack it. It falls once they have lacked less for a second,
+or have not been saturated for two; small differences change nothing. So a path whose rate varies does not change the
+cap at each observation.
 """
 
 from __future__ import annotations
@@ -131,7 +132,10 @@ class Overflow:
         wanted = round(lacks / _STEP) * _STEP if is_used and lacks > cap else 0
         least = _LEAST_CHANGE * overflow
         if wanted > client.lacking + least:
-            client.lacking, client.high_since = wanted, None
+            # What paths carry while the client asks for nothing says nothing of what they lack.
+            if client.used == at:
+                client.lacking = wanted
+            client.high_since = None
         elif wanted < client.lacking - least or (wanted == 0 < client.lacking):
             client.high_since = at if client.high_since is None else client.high_since
             if at - client.high_since >= _FALL_SECONDS:
