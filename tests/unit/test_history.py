@@ -252,3 +252,32 @@ def test_account_of_an_address_has_no_zone() -> None:
 )
 def test_resolution_is_the_finest_that_is_kept(seconds: float, resolution: int) -> None:
     assert resolution_for(seconds) == resolution
+
+
+def test_database_with_damaged_pages_is_set_aside_at_the_first_writing(path: Path) -> None:
+    history = History(path, "boot")
+    history.add(
+        NOON,
+        [(Account(Kind.CLIENT, f"10.1.{number // 256}.{number % 256}"), Traffic(sent=1)) for number in range(5000)],
+    )
+    assert history.flush(NOON, 0.0, {})
+    history.close()
+    damaged = History(path, "boot")
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (path.stat().st_size - 4096))
+    damaged.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=1))])
+    assert [damaged.flush(NOON, 0.0, {}) for _ in range(2)] == [False, True]
+    assert damaged.renewals == 1
+    assert path.with_suffix(".damaged").exists()
+    assert [period.traffic for period in damaged.read(WIFI_ACCOUNT, 60, 0)] == [Traffic(sent=1)]
+
+
+def test_budgets_in_damaged_pages_are_unknown_until_another_database_is_made(path: Path) -> None:
+    History(path, "boot").close()
+    damaged = History(path, "boot")
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (path.stat().st_size - 4096))
+    assert [damaged.budgets() for _ in range(2)] == [None, {}]
+    assert damaged.renewals == 1

@@ -204,9 +204,7 @@ class History:
                 self._pending.clear()
                 self._note(None)
             except (sqlite3.Error, OverflowError) as error:
-                self._note(str(error))
-                if type(error) is sqlite3.DatabaseError:  # it is damaged
-                    self._renew()
+                self._note_error(error)
                 return False
             return True
 
@@ -230,12 +228,14 @@ class History:
             if budgets is not None:
                 write_changes(database, budgets)
 
-    def _renew(self) -> None:
-        """Set a damaged database aside, and begin another."""
-        if self._database is not None:
-            self._database.close()
-        self._database = self._set_aside()
-        self.renewals += 1
+    def _note_error(self, error: Exception) -> None:
+        """Say what has failed; if the database is damaged, set it aside, and begin another."""
+        self._note(str(error))
+        if type(error) is sqlite3.DatabaseError:
+            if self._database is not None:
+                self._database.close()
+            self._database = self._set_aside()
+            self.renewals += 1
 
     def read(self, account: Account, resolution: int, since: float) -> list[Period]:
         """What an account carried, the oldest first; seconds since the epoch. Without what `flush` has not written."""
@@ -269,7 +269,7 @@ class History:
                     return None
                 accounts, bad = read_accounts(self._database)
             except sqlite3.Error as error:
-                self._note(str(error))
+                self._note_error(error)
                 return None
         if bad:
             _log.error("%s: %d rows of budgets cannot be used: what they say is forgotten", self._path, bad)
