@@ -273,7 +273,7 @@ def test_database_with_damaged_pages_is_set_aside_at_the_first_writing(path: Pat
     assert [period.traffic for period in damaged.read(WIFI_ACCOUNT, 60, 0)] == [Traffic(sent=1)]
 
 
-def test_budgets_in_damaged_pages_are_unknown_until_another_database_is_made(path: Path) -> None:
+def test_budgets_in_damaged_pages_are_unknown_until_these_are_set_aside(path: Path) -> None:
     History(path, "boot").close()
     damaged = History(path, "boot")
     with path.open("r+b") as file:
