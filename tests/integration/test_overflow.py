@@ -61,5 +61,4 @@ def test_ethernet_carries_what_wifi_lacks_while_it_lacks_it(world: ProxyWorld) -
 def test_client_that_asks_for_less_gets_no_more(world: ProxyWorld) -> None:
     world.download(rate_limit=Rate(2_000_000))
     world.wait_capped()
-    assert ethernet(world, 6) < 0.5e6
-    assert [each.rate for each in world.capped()] == [1_000_000]
+    assert ethernet(world, 8) < 0.5e6
