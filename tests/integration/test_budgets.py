@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from polling import eventually
-from proxy_world import EXECUTABLES, MEGABYTE, WITHOUT_CAP, Hosts, ProxyWorld, attended, receive_rates, serving, unique
+from proxy_world import MEGABYTE, WITHOUT_CAP, Hosts, ProxyWorld, attended, receive_rates, serving, unique
+from wall_clock import ServicesWithClock
 
-from mptcp_lab.services import Services
 from mptcp_lab.topology import ClientSpec, Topology
 from mptcp_throttle.model import AccessNetwork, Budget, Counting, Every, Per, RateKind, Stage
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
     from typing import Any
 
-    from mptcp_lab.process import Process
     from mptcp_lab.topology import Client
 
 TOPOLOGY: Final = Topology(clients=(ClientSpec("one"), ClientSpec("two")))
@@ -133,44 +131,19 @@ def test_killed_daemon_counts_nothing_twice_and_keeps_what_is_spent(world: Proxy
     eventually(lambda: first not in caps(world), "freed")
 
 
-# The program's wall clock is as many seconds ahead as the file says.
-RUN: Final = """
-import importlib, pathlib, sys, time
-ahead, module, *arguments = sys.argv[1:]
-real = time.time
-time.time = lambda: real() + float(pathlib.Path(ahead).read_text())
-sys.exit(importlib.import_module(module).main(arguments))
-"""
-
-
-class ServicesWithClock(Services):
-    """The services, of which the daemon has a wall clock of its own."""
-
-    @property
-    def ahead(self) -> Path:
-        """How many seconds it is ahead."""
-        return self.directory / "ahead"
-
-    def _start(self, name: str) -> Process:
-        if name != "mptcp-throttled":
-            return super()._start(name)
-        return self._run(name, EXECUTABLES / "python", "-c", RUN, self.ahead, "mptcp_throttled.main")
-
-
 def test_new_period_frees_a_running_download_and_none_begins_twice(hosts: Hosts) -> None:
     networks = with_budgets(replace(BUDGET, amount=3 * MEGABYTE))
     services = ServicesWithClock(hosts.lab.proxy, networks, name=unique("clock"), daemon=DAEMON)
-    services.ahead.write_text("0")
     with attended(hosts, services) as world, services:
         one, *_ = world.lab.clients.values()
         first = address(world, one)
         world.download(client=one)
         world.wait_settled()
         before = budgets(world)[first]
-        services.ahead.write_text("86400")
+        services.set_ahead(86400)
         eventually(lambda: not caps(world), "freed")
         eventually(lambda: caps(world) == {first: CAP.bits_per_second}, "spent again", within=20)
-        services.ahead.write_text("0")
+        services.set_ahead(0)
         eventually(lambda: budgets(world)[first]["used"] > 3.1 * MEGABYTE, "more used")
         again = budgets(world)[first]
         assert again["period"]["start"] == before["period"]["end"]

@@ -10,45 +10,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from polling import eventually
 from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended, unique
+from wall_clock import ServicesWithClock
 
-from mptcp_lab.process import Process
-from mptcp_lab.services import Services
 from mptcp_lab.topology import ETHERNET as ETHERNET_LINK
 from mptcp_throttle.rpc.wire import MAX_EVENTS
-
-# Once the file exists, the program's wall clock is ahead by so many seconds.
-RUN: Final = """
-import importlib, os, sys, time
-ahead, *arguments = sys.argv[1:]
-real = time.time
-time.time = lambda: real() + (float(open(ahead).read()) if os.path.exists(ahead) else 0)
-sys.exit(importlib.import_module("mptcp_throttled.main").main(arguments))
-"""
-
-
-class ServicesWithClock(Services):
-    """The services; the daemon's wall clock can be set."""
-
-    @property
-    def _ahead(self) -> Path:
-        return self.directory / "ahead"
-
-    def set_clock(self, at: datetime) -> None:
-        """Set the daemon's wall clock."""
-        written = self.directory / "written"
-        written.write_text(str(at.timestamp() - time.time()))
-        written.rename(self._ahead)
-
-    def _start(self, name: str) -> Process:
-        if name != "mptcp-throttled":
-            return super()._start(name)
-        return self._run(name, EXECUTABLES / "python", "-c", RUN, self._ahead)
 
 
 @pytest.fixture
@@ -105,7 +75,7 @@ def test_follower_is_told_what_happens_through_a_restart(world: ProxyWorld, serv
         network.write(f'schedule: [{{when: "{begin:%H:%M}-{begin + timedelta(hours=3):%H:%M}", cap: 3mbit}}]\n')
     services.cli("reload")
     assert "schedule" in follower.wait("configuration-reloaded")["text"]
-    services.set_clock(begin - timedelta(seconds=1.5))
+    services.set_ahead((begin - timedelta(seconds=1.5)).timestamp() - time.time())
     window = follower.wait("window-began", "ethernet")
     assert window["text"].endswith(": cap 3mbit")
     assert begin.timestamp() <= window["at"] < begin.timestamp() + 1
