@@ -83,13 +83,19 @@ def _queue(urls: Sequence[str]) -> queue.SimpleQueue[str]:
     return queued
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the seconds, and the begin by the monotonic clock."""
-    parser = argparse.ArgumentParser(prog="fetch", description=__doc__)
+def proxy_arguments(program: str, text: str | None) -> argparse.ArgumentParser:
+    """The command line of a client program: how it connects to the proxy."""
+    parser = argparse.ArgumentParser(prog=program, description=text)
     parser.add_argument("proxy")
     parser.add_argument("port", type=int)
     parser.add_argument("--tcp", action="store_true", help="plain TCP")
     parser.add_argument("--from", dest="source", help="the client's address; default: the kernel's choice")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the seconds, and the begin by the monotonic clock."""
+    parser = proxy_arguments("fetch", __doc__)
     parser.add_argument("--connections", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--period", type=float, metavar="SECONDS", help="of the chunks of a video")
     parser.add_argument("urls", nargs="+", metavar="URL")

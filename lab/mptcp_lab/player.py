@@ -6,14 +6,13 @@ first; each segment of that bitrate is the document there. One connection carrie
 
 from __future__ import annotations
 
-import argparse
 import json
 import socket
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from mptcp_lab.fetch import IPPROTO_MPTCP, connected, get
+from mptcp_lab.fetch import IPPROTO_MPTCP, connected, get, proxy_arguments
 from mptcp_lab.playback import LADDER, Playback
 
 if TYPE_CHECKING:
@@ -35,11 +34,7 @@ def play(connection: HTTPConnection, urls: Mapping[int, str], segments: int) -> 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the segments; their times are of the monotonic clock."""
-    parser = argparse.ArgumentParser(prog="player", description=__doc__)
-    parser.add_argument("proxy")
-    parser.add_argument("port", type=int)
-    parser.add_argument("--tcp", action="store_true", help="plain TCP")
-    parser.add_argument("--from", dest="source", help="the client's address; default: the kernel's choice")
+    parser = proxy_arguments("player", __doc__)
     parser.add_argument("--segments", type=int, required=True, metavar="N")
     parser.add_argument("urls", nargs=len(LADDER), metavar="URL")
     options = parser.parse_args(arguments)
