@@ -86,8 +86,10 @@ class Accounts:
         meter = self._meter = self._meter or self._begin(sockets)
         if self._located is not snapshot.networks:
             self._locators, self._located = Locators(snapshot.networks, self._proxies), snapshot.networks
-        spent, told = self._ledger.spent, self._read_budgets()
-        told += self._ledger.use(snapshot.networks, snapshot.facts.wall_clock.zone, self._clock.time())
+        spent = self._ledger.spent
+        self._read_budgets()
+        zone = snapshot.facts.wall_clock.zone
+        told: list[Level | Begun] = [*self._ledger.use(snapshot.networks, zone, self._clock.time())]
         with_tcp = self._ledger.has_budgets
         if with_tcp and not self._with_tcp:
             meter.ignore({socket.cookie: socket.totals for socket in sockets.values() if not socket.is_mptcp})
@@ -113,11 +115,10 @@ class Accounts:
         self.networks = networks
         self._history.add(self._clock.time(), sums.items())
 
-    def _read_budgets(self) -> list[Level | Begun]:
-        """What an earlier instance has written, if it could not be read before; nothing to tell."""
+    def _read_budgets(self) -> None:
+        """Go on from what an earlier instance has written, if that could not be read before."""
         if self._ledger.is_unread and (stored := self._history.budgets()) is not None:
             self._ledger.adopt(stored, self._clock.time())
-        return []
 
     def _count_budgets(self, located: Iterable[tuple[AccessNetwork, Address, Metered]]) -> list[Level | Begun]:
         carried = (
