@@ -8,10 +8,10 @@ from typing import Final
 
 from mptcp_throttle.config.schema import RATE_KEYS, Config
 from mptcp_throttle.config.yaml_file import dotted
-from mptcp_throttle.devices import shown_prefix
+from mptcp_throttle.devices import alone, shown_prefix
 from mptcp_throttle.model import AccessNetwork, Device, Network
 from mptcp_throttle.proxies import Proxies
-from mptcp_throttle.units import format_share
+from mptcp_throttle.units import format_share, format_volume
 
 SNIFFER: Final = "mptcp-sniffer"
 DAEMON: Final = "mptcp-throttled"
@@ -30,6 +30,7 @@ _RELOADED: Final = frozenset(
         "networks_directory",
         "clients_directory",
         "time_zone",
+        "policy",
     }
 )
 _FOR_SOCKETS: Final = frozenset({"run_directory", "socket_group"})
@@ -94,7 +95,7 @@ def _changed_settings(old: Config, new: Config) -> Iterator[Change]:
 
 def _settings(config: Config) -> dict[str, object]:
     # Not those of `web`: another service reads them, at its start.
-    sections = {"sniffer": config.sniffer, "daemon": config.daemon, "metrics": config.metrics}
+    sections = {"sniffer": config.sniffer, "daemon": config.daemon, "metrics": config.metrics, "fleet": config.fleet}
     return {
         **_proxy_settings(config.proxies),
         **{f"{name}.{key}": value for name, section in sections.items() for key, value in section},
@@ -102,6 +103,7 @@ def _settings(config: Config) -> dict[str, object]:
         "time_zone": config.time_zone,
         "run_directory": config.run_directory,
         "state_directory": config.state_directory,
+        "policy": None if config.policy is None else config.policy.version,
         # The name only: where it stands in the file is no setting.
         "socket_group": None if config.socket_group is None else config.socket_group.name,
     }
@@ -120,7 +122,7 @@ def services_to_restart(key: str) -> tuple[str, ...]:
     """The services that read a key of mptcp-throttle.yaml only at their start; none: a reload applies its change."""
     if key in _RELOADED:
         return ()
-    if key in _DAEMON_ONLY:
+    if key in _DAEMON_ONLY or key.startswith("fleet."):
         return (DAEMON,)
     if key.startswith("web."):
         return (WEB,)
@@ -155,14 +157,15 @@ def _network_settings(network: AccessNetwork) -> dict[str, object]:
     settings = {field.name: getattr(network, field.name) for field in fields(network)}
     for name in ("name", "subnets", "rates", "devices"):
         del settings[name]
+    settings["burst"] = format_volume(network.burst) if network.burst else None
     return {**settings, **{dotted(key): network.rates.get(kind) for kind, key in RATE_KEYS.items()}}
 
 
 def _changed_devices(old: Config, new: Config) -> Iterator[Change]:
     """The devices that have come, gone or changed; if these are many, their number."""
     before, after = ({device.name: device for device in config.devices} for config in (old, new))
-    gone = [Change(f"device {name}", "", None) for name in before if name not in after]
-    come = [Change(f"device {name}", None, "") for name in after if name not in before]
+    gone = [Change(alone(name), "", None) for name in before if name not in after]
+    come = [Change(alone(name), None, "") for name in after if name not in before]
     changed = [name for name, device in after.items() if before.get(name, device) != device]
     yield from gone if len(gone) <= _MOST_NAMED else [Change(f"{len(gone)} devices", "", None)]
     yield from come if len(come) <= _MOST_NAMED else [Change(f"{len(come)} devices", None, "")]
@@ -173,11 +176,11 @@ def _changed_devices(old: Config, new: Config) -> Iterator[Change]:
 
 
 def _changed_device(old: Device, new: Device) -> Iterator[Change]:
-    for absent, settings in ((None, _device_addresses), (_OF_NETWORK, _device_rates)):
+    for absent, settings in ((None, _device_addresses), (_OF_NETWORK, _device_rates), (None, _device_budgets)):
         before, after = settings(old), settings(new)
         for key in dict.fromkeys((*before, *after)):
             if before.get(key) != after.get(key):
-                yield Change(f"device {new.name}: {key}", before.get(key, absent), after.get(key, absent))
+                yield Change(f"{alone(new.name)}: {key}", before.get(key, absent), after.get(key, absent))
 
 
 def _device_addresses(device: Device) -> dict[str, str]:
@@ -190,6 +193,10 @@ def _device_rates(device: Device) -> dict[str, str]:
         for name, rates in device.rates.items()
         for kind, rate in rates.items()
     }
+
+
+def _device_budgets(device: Device) -> dict[str, str]:
+    return {f"budgets ({budget.key})": f"{budget}, in {', '.join(budget.networks)}" for budget in device.budgets}
 
 
 def _not_in(present: Iterable[Network], subnets: Iterable[Network]) -> Iterator[str]:

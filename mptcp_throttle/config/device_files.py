@@ -8,12 +8,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from mptcp_throttle.config.budget_checks import budget_problems, period_problems, stage_key
 from mptcp_throttle.config.schema import RATE_KEYS, DeviceFile
 from mptcp_throttle.config.validation import validate
-from mptcp_throttle.config.yaml_file import parse_yaml, read_yaml_text
+from mptcp_throttle.config.yaml_file import YamlFile, parse_yaml, read_yaml_text
 from mptcp_throttle.devices import shown_prefix
-from mptcp_throttle.errors import ConfigError, listed
-from mptcp_throttle.model import AccessNetwork, Device, Devices, Direction, NamedClient, Network, RateKind
+from mptcp_throttle.errors import ConfigError, listed, shown
+from mptcp_throttle.model import AccessNetwork, Device, Devices, Direction, NamedClient, Network, RateKind, Stage
 from mptcp_throttle.proxies import Proxies, networks_of
 from mptcp_throttle.subnet_table import SubnetTable, network_table
 from mptcp_throttle.units import Rate
@@ -35,8 +36,13 @@ class _Loaded(NamedTuple):
 
     def place(self, *keys: str | int) -> str:
         """`FILE:LINE: KEY`, with which a problem of this key begins."""
-        # Only problems need the lines of a file, and with thousands of files these would be much to keep.
-        return parse_yaml(self.path, self.text).place(*keys)
+        return self.file.place(*keys)
+
+    @property
+    def file(self) -> YamlFile:
+        """The file with its lines."""
+        # Only problems need these, and with thousands of files they would be much to keep.
+        return parse_yaml(self.path, self.text)
 
 
 class _Place(NamedTuple):
@@ -66,13 +72,29 @@ def load_devices(paths: Sequence[Path]) -> list[_Loaded]:
 @lru_cache(2 * MAX_DEVICES)
 def _device(path: Path, text: str) -> Device:
     """To parse thousands of files takes seconds: a reload parses those that have changed."""
-    return validate(DeviceFile, parse_yaml(path, text)).device
+    file = parse_yaml(path, text)
+    raw = validate(DeviceFile, file)
+    problems = list(period_problems(file, raw.budgets))
+    if not problems:
+        problems = [*budget_problems(file, raw.device.budgets, "direction and every"), *_absent_networks(file, raw)]
+    if problems:
+        raise ConfigError(problems)
+    return raw.device
+
+
+def _absent_networks(file: YamlFile, raw: DeviceFile) -> Iterator[str]:
+    """Networks of budgets in which the device has no address."""
+    for index, budget in enumerate(raw.budgets):
+        for number, name in enumerate(budget.networks or ()):
+            if name not in raw.networks:
+                place = f"{file.place('budgets', index, 'networks', number)}: {shown(name)}"
+                yield f"{place}: the device has no address there; allowed: {listed(list(raw.networks), 10)}"
 
 
 def with_devices(
-    networks: Sequence[AccessNetwork], loaded: Sequence[_Loaded], proxies: Proxies
+    networks: Sequence[AccessNetwork], loaded: Sequence[_Loaded], proxies: Proxies, *, kernel_view: bool = True
 ) -> tuple[tuple[AccessNetwork, ...], tuple[Device, ...]]:
-    """The access networks with their devices, and all devices by name.
+    """The access networks with their devices, and all devices by name. `kernel_view` is that of the sniffer.
 
     Raises ConfigError with all problems found, up to a bound.
     """
@@ -83,6 +105,8 @@ def with_devices(
     by_name = {network.name: network for network in networks}
     problems += _idle_caps(loaded, by_name)
     problems += _high_caps(loaded, by_name)
+    problems += _idle_stages(loaded, by_name)
+    problems += () if kernel_view else _uncounted(loaded)
     problems += _elsewhere(loaded, networks, proxies)
     places = {network.name: _places(network, loaded) for network in networks}
     for network in networks:
@@ -158,6 +182,40 @@ def _high_caps(loaded: Iterable[_Loaded], networks: Mapping[str, AccessNetwork])
                         allowed = "as much, or a lower cap beside it"
                         yield f"{place}: {limit}: is less than the cap {cap} of {where}; allowed: {allowed}"
                     break
+
+
+def _idle_stages(loaded: Iterable[_Loaded], networks: Mapping[str, AccessNetwork]) -> Iterator[str]:
+    """Rates of stages that narrow nothing, in none of the networks of their budget."""
+    most_preferred = {name for name, each in networks.items() if each.is_most_preferred(networks.values())}
+    for item, index, number, stage in _stages(loaded):
+        names = item.device.budgets[index].networks
+        for kind, rate in stage.rates.items():
+            concerned = [name for name in names if not (kind.is_cap and name in most_preferred)]
+            own = item.device.rates
+            present = [{**networks[name].rates, **own.get(name, {})}.get(kind) for name in concerned]
+            highest = max((each for each in present if each is not None), default=None)
+            if not concerned:
+                problem = "never applies on a most preferred network; allowed: limit instead"
+            elif highest is not None and None not in present and rate >= highest:
+                problem = f"is not less than the {kind} {highest} of {listed(concerned, 10)}; allowed: less"
+            else:
+                continue
+            place = item.place(*stage_key(item.file, index, number), *RATE_KEYS[kind])
+            yield f"{place}: {rate}: {problem}"
+
+
+def _stages(loaded: Iterable[_Loaded]) -> Iterator[tuple[_Loaded, int, int, Stage]]:
+    """The stages of all budgets, with the numbers of budget and stage."""
+    for item in loaded:
+        for index, budget in enumerate(item.device.budgets):
+            yield from ((item, index, number, stage) for number, stage in enumerate(budget.stages))
+
+
+def _uncounted(loaded: Iterable[_Loaded]) -> Iterator[str]:
+    for item in loaded:
+        if item.device.budgets:
+            needs = "sniffer.kernel_view: true, as bytes are counted at the proxy's sockets"
+            yield f"{item.place('budgets')}: needs {needs}; allowed: [], or that too"
 
 
 def _rates_of(network: AccessNetwork) -> Iterator[tuple[str, Mapping[RateKind, Rate | None]]]:
@@ -237,11 +295,17 @@ def _is_within(prefix: Network, around: Network) -> bool:
 def _devices(network: AccessNetwork, places: Iterable[_Place]) -> Devices:
     """The devices of a network: without prefixes that are a part of another."""
     prefixes: dict[str, list[Network]] = {}
-    rates = {}
+    devices: dict[str, Device] = {}
     last: Network | None = None
     for prefix, _, loaded, _ in places:
         if last is None or not _is_within(prefix, last):
             last = prefix
             prefixes.setdefault(loaded.device.name, []).append(prefix)
-            rates[loaded.device.name] = loaded.device.rates.get(network.name, {})
-    return Devices(tuple(NamedClient(name, tuple(own), rates[name]) for name, own in prefixes.items()))
+            devices[loaded.device.name] = loaded.device
+    return Devices(tuple(_client(devices[name], network.name, own) for name, own in prefixes.items()))
+
+
+def _client(device: Device, network: str, prefixes: Iterable[Network]) -> NamedClient:
+    """A device in one network."""
+    budgets = tuple(budget for budget in device.budgets if network in budget.networks)
+    return NamedClient(device.name, tuple(prefixes), device.rates.get(network, {}), budgets)

@@ -16,6 +16,7 @@ from zoneinfo import TZPATH, ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator
 
+from mptcp_throttle.config.fleet_section import FleetSection
 from mptcp_throttle.config.password_hash import PasswordHash
 from mptcp_throttle.config.subnets import parse_prefix, parse_subnet
 from mptcp_throttle.config.validation import (
@@ -59,9 +60,10 @@ from mptcp_throttle.model import (
     Window,
 )
 from mptcp_throttle.network_namespace import Container, parse_namespace
+from mptcp_throttle.policy_bundle.kept_policy import KeptPolicy
 from mptcp_throttle.ports import parse_range
 from mptcp_throttle.proxies import MAX_INTERFACES, MAX_PROXIES, Proxies, Proxy
-from mptcp_throttle.units import Rate, parse_duration, parse_share, parse_size, parse_volume
+from mptcp_throttle.units import Rate, parse_burst, parse_duration, parse_share, parse_size, parse_volume
 from mptcp_throttle.when import WEEKDAYS, When
 
 NETWORKS_DIRECTORY: Final = "networks.d"
@@ -160,8 +162,11 @@ def _budget_per(value: object) -> Per:
     return Per(str(value))
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, dict) else value
+def _stages(value: object) -> object:
+    stages = [value] if isinstance(value, dict) else value
+    if not isinstance(stages, list) or not 1 <= len(stages) <= _MAX_STAGES:
+        raise ValueError(f"allowed: a mapping with cap, limit or uplink, or a list of 1 to {_MAX_STAGES} such stages")
+    return stages
 
 
 def _disjoint(ranges: tuple[range, ...]) -> tuple[range, ...]:
@@ -318,6 +323,7 @@ class ServiceFile(Section):
     daemon: DaemonSection = DaemonSection()
     metrics: MetricsSection = MetricsSection()
     web: WebSection = WebSection()
+    fleet: FleetSection = FleetSection()
     log_level: Annotated[LogLevel, one_of(LogLevel)] = LogLevel.INFO
     time_zone: Annotated[ZoneInfo, parsed_by(_time_zone)] | None = None
     run_directory: RunDirectory = _RUN_DIRECTORY
@@ -333,6 +339,14 @@ class RunDirectoryFile(Section):
     model_config = ConfigDict(extra="ignore")
 
     run_directory: RunDirectory = _RUN_DIRECTORY
+
+
+class FleetFile(Section):
+    """Only the fleet of mptcp-throttle.yaml."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    fleet: FleetSection = FleetSection()
 
 
 class NamespaceSection(Section):
@@ -417,9 +431,22 @@ class WindowSection(ReplacingRatesSection):
         return Window(self.when, self.rates, self.counts)
 
 
-class StageSection(RatesSection):
-    """The rates that a budget allows once a part of it is used."""
+StageRate = Annotated[Rate, parsed_by(Rate.parse)] | None
 
+
+class StageUplinkSection(UplinkSection):
+    """The rates from the clients that a budget allows; null, which changes no rate, is not proposed."""
+
+    cap: StageRate = None
+    limit: StageRate = None
+
+
+class StageSection(RatesSection):
+    """The rates that a budget allows once a part of it is used; null changes no rate, and is not proposed."""
+
+    cap: StageRate = None
+    limit: StageRate = None
+    uplink: StageUplinkSection = StageUplinkSection()
     at: Annotated[float, parsed_by(parse_share, at_least="1%")] = 1.0
 
     @property
@@ -428,25 +455,45 @@ class StageSection(RatesSection):
         return Stage(self.at, self.rates)
 
 
-class BudgetSection(Section):
-    """A budget of an access network; `then` is the only stage, or all of them."""
+class PeriodSection(Section):
+    """A budget, whoever it is for; `then` is the only stage, or all of them."""
 
     amount: Annotated[int, parsed_by(parse_volume)]
-    per: Annotated[Per, PlainValidator(_budget_per)] = Per.CLIENT
     direction: Annotated[Counting, one_of(Counting)] = Counting.BOTH
     every: Annotated[Every, one_of(Every)] = Every.MONTH
     starts: Annotated[int | str, PlainValidator(_start)] | None = None
     warn_at: Annotated[float, parsed_by(parse_share, at_least="1%", or_null=True)] | None = 0.8
     rollover: Flag = False
-    then: Annotated[tuple[StageSection, ...], list_of("stages", _MAX_STAGES), BeforeValidator(_as_list)]
+    rolling: Flag = False
+    then: Annotated[tuple[StageSection, ...], BeforeValidator(_stages)]
 
-    @property
-    def budget(self) -> Budget:
+    def budget_of(self, per: Per, networks: Iterable[str] = ()) -> Budget:
         """The budget. What only together is wrong with its keys is found by `load_config`."""
         starts = self.starts if isinstance(self.starts, int) else WEEKDAYS.index(self.starts or WEEKDAYS[0])
         starts = 1 if self.every is Every.MONTH and self.starts is None else starts
-        stages = tuple(section.stage for section in self.then)
-        return Budget(self.amount, self.per, self.direction, self.every, starts, self.warn_at, stages, self.rollover)
+        stages, kept = tuple(section.stage for section in self.then), (self.rollover, self.rolling)
+        return Budget(
+            self.amount, per, self.direction, self.every, starts, self.warn_at, stages, *kept, tuple(networks)
+        )
+
+
+class BudgetSection(PeriodSection):
+    """A budget of an access network."""
+
+    per: Annotated[Per, PlainValidator(_budget_per)] = Per.CLIENT
+
+    @property
+    def budget(self) -> Budget:
+        """The budget."""
+        return self.budget_of(self.per)
+
+
+class DeviceBudgetSection(PeriodSection):
+    """A budget of a device; without `networks`, it is for all in which the device has addresses."""
+
+    networks: (
+        Annotated[tuple[str, ...], list_of("access networks", MAX_DEVICE_NETWORKS), AfterValidator(each_once)] | None
+    ) = None
 
 
 class HealthSection(Section):
@@ -455,6 +502,9 @@ class HealthSection(Section):
     rtt: Annotated[float, parsed_by(parse_duration, at_least="1ms", or_null=True)] | None = None
     loss: Annotated[float, parsed_by(parse_share, at_least="0.1%", or_null=True)] | None = None
     rate: RateOrNull = None
+
+
+Burst = Annotated[int, parsed_by(parse_burst, or_null=True)] | None
 
 
 class NetworkFile(RatesSection):
@@ -471,6 +521,8 @@ class NetworkFile(RatesSection):
     schedule: Annotated[tuple[WindowSection, ...], list_of("windows", _MAX_WINDOWS, least=0)] = ()
     budgets: Annotated[tuple[BudgetSection, ...], list_of("budgets", _MAX_BUDGETS, least=0)] = ()
     overflow: RateOrNull = None
+    burst: Burst = None
+    shared: Flag = False
     proxy: Annotated[str, text_that(is_name, "the name of a proxy in mptcp-throttle.yaml, or null")] | None = None
 
     def with_subnets(self, subnets: Iterable[Network]) -> AccessNetwork:
@@ -488,6 +540,8 @@ class NetworkFile(RatesSection):
             self.proxy,
             tuple(section.budget for section in self.budgets),
             self.overflow,
+            self.burst or 0,
+            self.shared,
         )
 
 
@@ -502,6 +556,7 @@ class DeviceFile(Section):
 
     name: Name
     networks: Annotated[dict[str, DeviceNetworkSection], mapping_of("access networks", MAX_DEVICE_NETWORKS)]
+    budgets: Annotated[tuple[DeviceBudgetSection, ...], list_of("budgets", _MAX_BUDGETS, least=0)] = ()
 
     @property
     def device(self) -> Device:
@@ -510,6 +565,7 @@ class DeviceFile(Section):
             self.name,
             {name: section.addresses for name, section in self.networks.items()},
             {name: rates for name, section in self.networks.items() if (rates := section.rates)},
+            tuple(section.budget_of(Per.CLIENT, section.networks or self.networks) for section in self.budgets),
         )
 
 
@@ -550,13 +606,18 @@ class Sockets:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A valid configuration. Networks are ordered by preference, then name; devices by name."""
+    """A valid configuration. Networks are ordered by preference, then name; devices by name.
+
+    `policy` is where they are from; None: from files beside that of the services. `policy_problem` is why that is not
+    the one that was adopted last, if so.
+    """
 
     proxies: Proxies
     sniffer: SnifferSection
     daemon: DaemonSection
     metrics: MetricsSection
     web: WebSection
+    fleet: FleetSection
     log_level: LogLevel
     time_zone: ZoneInfo | None
     run_directory: Path
@@ -564,6 +625,8 @@ class Config:
     socket_group: SocketGroup | None
     networks: tuple[AccessNetwork, ...]
     devices: tuple[Device, ...] = ()
+    policy: KeptPolicy | None = None
+    policy_problem: str | None = None
 
     @property
     def proxy(self) -> Proxy:

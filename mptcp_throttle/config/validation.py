@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated, Protocol, TypeGuard, TypeVar, get_args, get_origin
+from typing import Annotated, Final, Protocol, TypeGuard, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails
@@ -13,6 +13,9 @@ from pydantic_core import ErrorDetails
 from mptcp_throttle.config.yaml_file import KeyPath, dotted
 from mptcp_throttle.errors import ConfigError, shown
 from mptcp_throttle.units import Rate, not_decimal, parse_duration
+
+_MAPPING: Final = "allowed: lines of the form `option: value`"
+_NOT_A_MAPPING: Final = frozenset({"model_type", "dict_type"})
 
 _T = TypeVar("_T")
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -158,6 +161,15 @@ def validate(model: type[_Model], document: Document) -> _Model:
         raise ConfigError([_explain(model, document, detail) for detail in error.errors()]) from error
 
 
+def attempt(problems: list[str], load: Callable[..., _T], *arguments: object) -> _T | None:
+    """The result of `load`; None if it raises ConfigError, whose problems are added to `problems`."""
+    try:
+        return load(*arguments)
+    except ConfigError as error:
+        problems += error.problems
+        return None
+
+
 def _explain(model: type[Section], document: Document, detail: ErrorDetails) -> str:
     of_model = tuple(key for key in detail["loc"] if isinstance(key, str | int))
     keys = _written_keys(document, of_model)
@@ -165,15 +177,15 @@ def _explain(model: type[Section], document: Document, detail: ErrorDetails) -> 
         keys = keys[:-1]  # pydantic appends the name of the union member
     prefix = f"{document.where(keys)}: {dotted(keys)}:"
     if detail["type"] == "missing":
-        return f"{prefix} is required"
+        return f"{prefix} is required; {_allowed_at(model, of_model)}"
     value = detail["input"]
     # As written in the file: the parsed value would show a mask in decimal, and `no` as False.
     written = document.scalars.get(keys)
     quoted = shown(value) if isinstance(value, str) or written is None else written[:60] or "null"
     if detail["type"] == "extra_forbidden":
         return f"{prefix} {quoted}: unknown key; allowed: {', '.join(_keys_beside(model, of_model))}"
-    if detail["type"] in {"model_type", "dict_type"}:
-        return f"{prefix} {quoted}: is not a mapping; allowed: lines of the form `option: value`"
+    if detail["type"] in _NOT_A_MAPPING:
+        return f"{prefix} {quoted}: is not a mapping; {_MAPPING}"
     return f"{prefix} {quoted}: {detail['ctx']['error']}"
 
 
@@ -186,13 +198,31 @@ def _written_keys(document: Document, keys: Iterable[str | int]) -> KeyPath:
     return written
 
 
-def _keys_beside(annotation: object, keys: KeyPath) -> list[str]:
-    """The keys that the type `annotation` allows in the section in which `keys` ends."""
+def _allowed_at(model: type[Section], keys: KeyPath) -> str:
+    """What the error about a value that is not allowed there says is allowed."""
+    section, key = _section_with(model, keys), keys[-1]
+    try:
+        (section or model).model_validate({key: None})
+    except ValidationError as error:
+        (detail,) = [each for each in error.errors() if each["loc"][0] == key]
+        if detail["type"] not in _NOT_A_MAPPING:
+            return "allowed: " + str(detail["ctx"]["error"]).rpartition("allowed: ")[2]
+    return _MAPPING
+
+
+def _keys_beside(model: type[Section], keys: KeyPath) -> list[str]:
+    """The keys that are allowed in the section in which `keys` ends."""
+    section = _section_with(model, keys)
+    return [] if section is None else sorted(field.alias or name for name, field in section.model_fields.items())
+
+
+def _section_with(annotation: object, keys: KeyPath) -> type[Section] | None:
+    """The section of the type `annotation` in which `keys` ends."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         fields = {field.alias or name: field.annotation for name, field in annotation.model_fields.items()}
         if len(keys) == 1:
-            return sorted(fields)
-        return _keys_beside(fields[str(keys[0])], keys[1:]) if keys[0] in fields else []
+            return annotation
+        return _section_with(fields[str(keys[0])], keys[1:]) if keys[0] in fields else None
     container = get_origin(annotation) in {dict, tuple}
-    inner = (_keys_beside(argument, keys[1:] if container else keys) for argument in reversed(get_args(annotation)))
-    return next(filter(None, inner), [])
+    inner = (_section_with(argument, keys[1:] if container else keys) for argument in reversed(get_args(annotation)))
+    return next((section for section in inner if section is not None), None)

@@ -81,7 +81,8 @@ def parse_yaml(path: Path, text: str) -> YamlFile:
     scalars: dict[KeyPath, str] = {}
     for keys, line, node in _walk(root, (), _line(root)):
         if keys in lines:
-            raise ConfigError([f"{path}:{line}: {dotted(keys)}: is given twice (first in line {lines[keys]})"])
+            first = f"first in line {lines[keys]}"
+            raise ConfigError([f"{path}:{line}: {dotted(keys)}: is given twice ({first}); allowed: each key once"])
         lines[keys] = line
         if isinstance(node, yaml.ScalarNode):
             scalars[keys] = node.value

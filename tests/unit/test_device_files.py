@@ -66,6 +66,72 @@ def device(name: str = "phone", **networks: str) -> str:
     return f"name: {name}\nnetworks:\n{''.join(lines)}"
 
 
+def with_budget(text: str) -> str:
+    return f"{PHONE}budgets: [{{{text}}}]\n"
+
+
+def test_budget_of_a_device_is_for_all_its_networks_or_for_some(tmp_path: Path) -> None:
+    both = with_budget("amount: 5GB, then: {cap: 256kbit}")
+    one = with_budget("amount: 5GB, networks: [lte], every: week, rolling: true, then: {limit: 1mbit}")
+    config = loaded(tmp_path, both)
+    (budget,) = config.devices[0].budgets
+    assert (budget.networks, budget.owner, budget.key) == (("lte", "wifi"), "device", "device both month")
+    wifi = config.network("wifi")
+    assert wifi is not None
+    assert [network.devices.clients[0].budgets for network in (lte_of(config), wifi)] == [(budget,), (budget,)]
+    changed = loaded(tmp_path, one)
+    assert [str(change) for change in changes(config, changed)] == [
+        "device phone: budgets (device both month) removed",
+        "device phone: budgets (device both rolling week) added",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("budget", "problem"),
+    [
+        ("then: {cap: 256kbit}", "amount: is required"),
+        ("amount: 5GB, per: client, then: {cap: 256kbit}", "per: 'client': unknown key; allowed: "),
+        ("amount: 5GB, networks: [], then: {cap: 256kbit}", "networks: []: allowed: a list of 1 to 64 access networks"),
+        (
+            "amount: 5GB, networks: [lte, dsl], then: {cap: 256kbit}",
+            "networks[1]: 'dsl': the device has no address there; allowed: lte, wifi",
+        ),
+        ("amount: 5GB, networks: [lte, lte], then: {cap: 256kbit}", "networks: "),
+        (
+            "amount: 5GB, starts: Mon, then: {cap: 256kbit}",
+            "starts: Mon: does not fit every: month; allowed: null, or a number from 1 to 31",
+        ),
+        (
+            "amount: 5GB, networks: [wifi], then: {cap: 256kbit}",
+            "then.cap: 256kbit: never applies on a most preferred network; allowed: limit instead",
+        ),
+        (
+            "amount: 5GB, then: {cap: 5mbit}",
+            "then.cap: 5mbit: is not less than the cap 5mbit of lte; allowed: less",
+        ),
+        ("amount: 5GB, then: {}", "then: has no rate; allowed: cap, limit and uplink in it"),
+    ],
+)
+def test_budget_of_a_device_with_an_error_is_refused(tmp_path: Path, budget: str, problem: str) -> None:
+    (line,) = refusals(tmp_path, with_budget(budget))
+    assert line.startswith(f"0.yaml:9: budgets[0].{problem}")
+
+
+def test_budgets_of_a_device_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
+    text = f"{PHONE}budgets: [{{amount: 5GB, then: {{cap: 1mbit}}}}, {{amount: 9GB, then: {{cap: 1mbit}}}}]\n"
+    (line,) = refusals(tmp_path, text)
+    assert line == ("0.yaml:9: budgets[1]: has the direction and every of an earlier budget; allowed: one such budget")
+
+
+def test_budget_of_a_device_needs_the_sockets_of_the_proxy(tmp_path: Path) -> None:
+    (line,) = refusals(
+        tmp_path,
+        with_budget("amount: 5GB, then: {cap: 256kbit}"),
+        service=f"{SERVICE}sniffer: {{kernel_view: false}}\n",
+    )
+    assert line.startswith("0.yaml:9: budgets: needs sniffer.kernel_view: true")
+
+
 def test_device_is_a_client_of_each_of_its_networks(tmp_path: Path) -> None:
     config = loaded(tmp_path, PHONE, TABLET)
     (phone, tablet), lte = lte_of(config).devices.clients, lte_of(config)

@@ -9,7 +9,7 @@ from config_files import SERVICE, write_config
 from mptcp_throttle.config.load import config_paths, find_namespace, find_sockets, load_config
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import ConfigError
-from mptcp_throttle.model import Per, RateKind
+from mptcp_throttle.model import ClassifierKind, Per, RateKind
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import Proxy
 from mptcp_throttle.units import Rate
@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 ETHERNET = "name: ethernet\nsubnets: [10.1.0.0/24, 'fd00:1::/64']\npreference: 2\ncap: 1mbit\n"
 HASH = "scrypt:" + "0" * 32 + ":" + "0" * 64
+KEY = "11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="  # RFC 8032, section 7.1
 NOT_DECIMAL = "is not decimal, or has a 0 in front; "
 PORT_OR_RANGE = "allowed: a port from 1 to 65535, or a range of ports such as 20000-29999"
 WIFI = "name: wifi\nsubnets: [10.2.0.0/24]\npreference: 1\n"
@@ -46,13 +47,17 @@ def test_ports_may_be_ranges(tmp_path: Path) -> None:
     assert str(config.proxy.ports) == "8080, 8081, 20000-30000"
 
 
-@pytest.mark.parametrize("path", ["config/mptcp-throttle.yaml", "config/examples/seed/mptcp-throttle.yaml"])
+@pytest.mark.parametrize("path", ["config/mptcp-throttle.yaml", "config/examples/thesis/mptcp-throttle.yaml"])
 def test_shipped_configurations_are_valid(path: str) -> None:
     assert load_config(REPOSITORY / path).networks
 
 
-def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
-    config = load_config(REPOSITORY / "config/examples/seed/mptcp-throttle.yaml")
+def test_configuration_of_the_thesis_has_its_method_and_its_classes() -> None:
+    config = load_config(REPOSITORY / "config/examples/thesis/mptcp-throttle.yaml")
+    daemon = config.daemon
+    assert daemon.classifier is ClassifierKind.RULES
+    assert not any((daemon.pacing, daemon.steering, daemon.prevent_discards, config.sniffer.kernel_view))
+    assert {network.per for network in config.networks} == {Per.NETWORK}
     ethernet, wifi = config.network("ethernet"), config.network("wifi")
     assert ethernet is not None
     assert wifi is not None
@@ -105,7 +110,7 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
         ),
         ("networks_directory: ''", "networks_directory: '': allowed: a path"),
         ("networks_directory: [a]", "networks_directory: ['a']: allowed: a path"),
-        (SERVICE, "proxy: is given twice (first in line 1)"),
+        (SERVICE, "proxy: is given twice (first in line 1); allowed: each key once"),
         ("networks_directory: elsewhere", "networks_directory: elsewhere: cannot be read: No such"),
         ("web: {listen: 'localhost:80'}", "web.listen: 'localhost:80': allowed: "),
         (
@@ -129,6 +134,61 @@ def test_seed_configuration_is_that_of_the_seed_scripts() -> None:
             "web: {listen: '127.0.0.1:9721'}",
             "web.listen: 127.0.0.1:9721: metrics.listen has 127.0.0.1:9721; ",
         ),
+        (
+            "fleet: {url: 'redis://a'}",
+            "fleet.url: 'redis://a': is no address of a server; allowed: valkeys://HOST, or ",
+        ),
+        (
+            "fleet: {url: 'valkey://192.0.2.1'}",
+            "fleet.url: 'valkey://192.0.2.1': is not encrypted, and not on loopback",
+        ),
+        ("fleet: {url: 'valkeys://a:secret@b'}", "fleet.url: 'valkeys://a:secret@b': is no address of a server; "),
+        ("fleet: {url: 'valkeys://a,b,c,d,e,f'}", "fleet.url: 'valkeys://a,b,c,d,e,f': has 6 hosts; allowed: "),
+        ("fleet: {url: 'valkeys://a:65536'}", "fleet.url: 'valkeys://a:65536': is no address of a server; "),
+        ("fleet: {name: Proxy}", "fleet.name: 'Proxy': allowed: up to 32 of a-z, 0-9, - and _"),
+        ("fleet: {link: 10}", "fleet.link: 10: is not a rate; allowed: "),
+        (
+            "fleet: {url: 'valkeys://a', key_file: /k}",
+            "fleet.url: valkeys://a:6379: needs fleet.name; allowed: null, or that too",
+        ),
+        (
+            "fleet: {url: 'valkeys://a', name: one}",
+            "fleet.url: valkeys://a:6379: needs fleet.key_file; allowed: null, or that too, or fleet.",
+        ),
+        (
+            "fleet: {url: 'valkeys://a', name: one, key_file: /k, share_clients: true}",
+            "fleet.key_file: /k: has no effect with fleet.share_clients: true; allowed: one of the two",
+        ),
+        (
+            "fleet: {url: 'valkeys://a', name: one, key_file: /k, tls: {key: /x}}",
+            "fleet.tls.key: /x: needs fleet.tls.certificate; allowed: null, or that too",
+        ),
+        (
+            "fleet: {url: 'valkey://[::1]', name: one, key_file: /k, tls: {ca: /x}}",
+            "fleet.url: valkey://[::1]:6379: has no use for fleet.tls; allowed: valkeys://, or no fleet.tls",
+        ),
+        (
+            "fleet: {url: 'valkeys://a', name: one, key_file: /k}\nsniffer: {kernel_view: false}",
+            "fleet.url: valkeys://a:6379: needs sniffer.kernel_view: true; allowed: null, or that too",
+        ),
+        (
+            "fleet: {policy: {fleet: europe, keys: [AAAA]}}",
+            "fleet.policy.keys[0]: 'AAAA': is no public key; allowed: the 44 characters that ",
+        ),
+        ("fleet: {policy: {fleet: Europe}}", "fleet.policy.fleet: 'Europe': allowed: up to 32 of a-z, 0-9, - and _"),
+        (
+            f"fleet: {{policy: {{keys: [{', '.join([KEY] * 5)}]}}}}",
+            f"fleet.policy.keys: ['{KEY}', '{KEY[:7]}...: allowed: a list of 0 to 4 public keys",
+        ),
+        (
+            f"fleet: {{policy: {{fleet: europe, keys: [{KEY}]}}}}",
+            "fleet.policy.fleet: europe: needs fleet.url; allowed: null, or that too",
+        ),
+        (
+            "fleet: {url: 'valkeys://a', name: one, key_file: /k, policy: {fleet: europe}}",
+            "fleet.policy.fleet: europe: needs fleet.policy.keys; allowed: null, or these too",
+        ),
+        ("fleet: {tls: {cert: /x}}", "fleet.tls.cert: '/x': unknown key; allowed: ca, certificate, key"),
     ],
 )
 def test_option_with_an_error_is_refused_in_one_line(tmp_path: Path, added: str, line: str) -> None:
@@ -165,7 +225,7 @@ def test_option_with_an_error_is_refused_in_one_line(tmp_path: Path, added: str,
         ("interface: eth0, ports: [1:20]", f"ports[0]: '1:20': {PORT_OR_RANGE}"),
         ("interface: eth0, ports: [8_080]", f"ports[0]: '8_080': {PORT_OR_RANGE}"),
         ("interface: eth0, ports: [8080, 8080]", "ports: [8080, 8080]: has port 8080 twice; allowed: each port once"),
-        ("ports: [8080]", "interface: is required; for several: proxy.interfaces"),
+        ("ports: [8080]", "interface: is required; allowed: proxy.interface, or proxy.interfaces for several"),
         (
             "interface: eth0, interfaces: [wg0], ports: [8080]",
             "interfaces: wg0: is given besides proxy.interface; allowed: one of the two",
@@ -237,7 +297,7 @@ MANY_PORTS = ", ".join(str(port) for port in range(2000, 2066, 2))
 @pytest.mark.parametrize(
     ("service", "line"),
     [
-        ("log_level: info\n", ":1: proxy: is required; for several proxies: proxies"),
+        ("log_level: info\n", ":1: proxy: is required; allowed: proxy, or proxies for several"),
         (SERVICE + BOTH_PROXIES, ":2: proxies: work, guests: is given besides proxy; allowed: one of the two"),
         ("proxies: {}\n", ":1: proxies: {}: allowed: 1 to 16 proxies by their names"),
         ("proxies: null\n", ":1: proxies: null: allowed: 1 to 16 proxies by their names"),
@@ -255,7 +315,7 @@ MANY_PORTS = ", ".join(str(port) for port in range(2000, 2066, 2))
         ),
         (
             "proxies: {work: {ports: [1]}}\n",
-            ":1: proxies.work.interface: is required; for several: proxies.work.interfaces",
+            ":1: proxies.work.interface: is required; allowed: proxies.work.interface, or proxies.work.interfaces for",
         ),
         (
             "proxies: {work: {interface: eth0, interfaces: [wg0], ports: [1]}}\n",
@@ -335,7 +395,7 @@ def test_subnets_of_all_proxies_count_for_each(tmp_path: Path) -> None:
     assert load_config(write_config(tmp_path, proxies(3), lte=text))
 
 
-UNKNOWN = "unknown key; allowed: budgets, cap, client_prefix, healthy, limit, name, overflow, "
+UNKNOWN = "unknown key; allowed: budgets, burst, cap, client_prefix, healthy, limit, name, overflow, "
 PREFERENCE = "allowed: a whole number from 1 to 1000"
 
 
@@ -679,13 +739,16 @@ def test_proxies_are_in_one_network_namespace(tmp_path: Path) -> None:
 
 
 THEN = "then: {cap: 256kbit}"
+STAGES = "allowed: a mapping with cap, limit or uplink, or a list of 1 to 8 such stages"
 
 
 @pytest.mark.parametrize(
     ("budgets", "line"),
     [
-        (f"[{{{THEN}}}]", "budgets[0].amount: is required"),
-        ("[{amount: 5GB}]", "budgets[0].then: is required"),
+        (f"[{{{THEN}}}]", "budgets[0].amount: is required; allowed: a number with kB, MB, GB or TB"),
+        ("[{amount: 5GB}]", f"budgets[0].then: is required; {STAGES}"),
+        ("[{amount: 5GB, then: 256kbit}]", f"budgets[0].then: '256kbit': {STAGES}"),
+        ("[{amount: 5GB, then: null}]", f"budgets[0].then: null: {STAGES}"),
         (f"[{{amount: 5, {THEN}}}]", "budgets[0].amount: 5: is not a volume; allowed: a number with kB, MB, GB or TB"),
         (f"[{{amount: 5kB, {THEN}}}]", "budgets[0].amount: '5kB': is not a usable volume; allowed: "),
         (f"[{{amount: 9999TB, {THEN}}}]", "budgets[0].amount: '9999TB': is not a usable volume; allowed: "),
@@ -706,11 +769,19 @@ THEN = "then: {cap: 256kbit}"
             "budgets[0].starts: 1: does not fit every: day; allowed: null, as a day begins at midnight",
         ),
         (
+            f"[{{amount: 5GB, rolling: true, starts: 3, rollover: true, {THEN}}}]",
+            "budgets[0].rolling: true: has no periods, and so no starts and rollover; allowed: false, or without ",
+        ),
+        (
+            f"[{{amount: 5GB, {THEN}}}, {{amount: 9GB, rolling: true, {THEN}}}]",
+            "budgets[1]: has the per, direction and every of an earlier budget; allowed: one such budget",
+        ),
+        (
             f"[{{amount: 5GB, warn_at: 0.8, {THEN}}}]",
             "budgets[0].warn_at: '0.8': is not a share; allowed: a number with %",
         ),
         ("[{amount: 5GB, then: {}}]", "budgets[0].then: has no rate; allowed: cap, limit and uplink in it"),
-        ("[{amount: 5GB, then: []}]", "budgets[0].then: "),
+        ("[{amount: 5GB, then: []}]", f"budgets[0].then: []: {STAGES}"),
         ("[{amount: 5GB, then: {at: 50%}}]", "budgets[0].then: has no rate; allowed: cap, limit and uplink in it"),
         (
             "[{amount: 5GB, then: {cap: 1mbit}}]",
@@ -742,6 +813,15 @@ def test_budget_with_an_error_is_refused_in_one_line(tmp_path: Path, budgets: st
     assert problem.startswith(f"networks.d/e.yaml:5: {line}")
 
 
+@pytest.mark.parametrize("rates", ["cap: unlimited", "limit: none", "uplink: {cap: unlimited}"])
+def test_rate_of_a_stage_is_not_refused_with_null(tmp_path: Path, rates: str) -> None:
+    budgets = f"budgets: [{{amount: 5GB, then: {{{rates}}}}}]\n"
+    (problem,) = problems(tmp_path, SERVICE, e=f"{ETHERNET}{budgets}", wifi=WIFI)
+    assert problem.endswith(
+        "is not a rate; allowed: a number with bit, kbit, mbit or gbit, from 1kbit to 100gbit, such as 1mbit"
+    )
+
+
 def test_budget_needs_the_sockets_of_the_proxy(tmp_path: Path) -> None:
     service = f"{SERVICE}sniffer: {{kernel_view: false}}\n"
     (problem,) = problems(tmp_path, service, e=f"{ETHERNET}budgets: [{{amount: 5GB, {THEN}}}]\n", wifi=WIFI)
@@ -766,6 +846,51 @@ def test_overflow_with_an_error_is_refused_in_one_line(tmp_path: Path, old: str,
     assert old in ETHERNET
     (problem,) = problems(tmp_path, SERVICE, e=ETHERNET.replace(old, new) if old else f"{ETHERNET}{new}\n", wifi=WIFI)
     assert line in problem
+
+
+def test_overflow_of_a_most_preferred_network_is_refused_with_null(tmp_path: Path) -> None:
+    refusals = problems(tmp_path, SERVICE, e=ETHERNET, wifi=f"{WIFI}overflow: 10mbit\n")
+    refused = "overflow: 10mbit: never applies on a most preferred network; allowed: null"
+    assert refusals == [f"networks.d/wifi.yaml:4: {refused}"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ("shared: true", "shared: true: needs fleet.url, and sniffer.kernel_view: true"),
+        ("shared: yes please", "shared: 'yes please': allowed: true or false"),
+    ],
+)
+def test_shared_rate_needs_a_fleet(tmp_path: Path, keys: str, line: str) -> None:
+    (problem,) = problems(tmp_path, SERVICE, e=f"{ETHERNET}{keys}\n", wifi=WIFI)
+    assert line in problem
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ("per: network", "shared: true: needs per: client, by which proxies know whose a rate is"),
+        ("overflow: 10mbit", "shared: true: each proxy would have an overflow of its own; allowed: false, or overflow"),
+        ("burst: 2MB", "shared: true: each proxy would have a burst of its own; allowed: false, or burst: null"),
+    ],
+)
+def test_shared_rate_with_what_each_proxy_would_have_is_refused(tmp_path: Path, keys: str, line: str) -> None:
+    service = f"{SERVICE}fleet: {{url: 'valkey://127.0.0.1', name: one, share_clients: true}}\n"
+    (problem,) = problems(tmp_path, service, e=f"{ETHERNET}shared: true\n{keys}\n", wifi=WIFI)
+    assert line in problem
+
+
+@pytest.mark.parametrize(
+    ("old", "line"),
+    [
+        ("name: ethernet\n", "name: is required; allowed: up to 32 of a-z, 0-9, - and _, no - or _ first"),
+        ("preference: 2\n", "preference: is required; allowed: a whole number from "),
+    ],
+)
+def test_key_that_is_missing_is_refused_with_what_is_allowed(tmp_path: Path, old: str, line: str) -> None:
+    assert old in ETHERNET
+    (problem,) = problems(tmp_path, SERVICE, e=ETHERNET.replace(old, ""), wifi=WIFI)
+    assert problem.startswith(f"networks.d/e.yaml:1: {line}")
 
 
 @pytest.mark.parametrize("settings", ["daemon: {steering: false}", "daemon: {pacing: false, steering: false}"])
