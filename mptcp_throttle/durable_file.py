@@ -30,8 +30,13 @@ def write_atomically(path: Path, text: str, *, keep_owner: bool = False, mode: i
         temporary.unlink(missing_ok=True)  # on a full disk it would need space
         raise
     temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    synchronise(path.parent)
+
+
+def synchronise(directory: Path) -> None:
+    """Let the names in a directory survive a crash of the host. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterable
@@ -14,7 +15,10 @@ EX_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 
 EXIT_STATUSES: Final = {
     os.EX_OK: "success",
-    EX_FAILURE: "the service or the kernel refused the request, or `setup` has kept a file that was edited",
+    EX_FAILURE: (
+        "the service or the kernel refused the request, `setup` has kept a file that was edited, "
+        "or `--simulate` has a bad trace, or no network with `overflow`"
+    ),
     EX_COMMAND_LINE: "wrong command line, or `setup` needs --interface or --port",
     os.EX_UNAVAILABLE: (
         "the service does not answer, the interface cannot be captured, or `setup` finds no listener or no client"
@@ -43,6 +47,10 @@ class UserError(Exception):
         self.status = status
 
 
+class NotYetAppliedError(UserError):
+    """A change is saved, and the daemon applies it later all the same."""
+
+
 class ExitStatus(UserError):
     """An exit status whose meaning the program has printed already."""
 
@@ -66,6 +74,6 @@ def listed(items: Iterable[object], most: int = 5) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as error messages quote it: on one line, at most 60 characters."""
-    text = repr(value)
+    """A value as error messages quote it: on one line, at most 60 characters; null, true and false as in JSON."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

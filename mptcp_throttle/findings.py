@@ -16,7 +16,12 @@ from mptcp_throttle.rpc import Json
 _NO_TABLE: Final = "`systemctl status mptcp-sniffer`"
 _NOT_ENFORCED: Final = f"{DOCUMENTS}/howto/repair.md says what may be the cause, under `A rate is not enforced`"
 _REFUSED: Final = "it is retried automatically; `journalctl -u mptcp-throttled` says since when"
+_POLICY: Final = f"{DOCUMENTS}/howto/publish-policy.md says what refuses a policy; the one in use stays"
 _INVALID: Final = "correct the files, then `mptcp-throttle reload`, or restart where a line says so"
+_FLEET: Final = f"{DOCUMENTS}/explanation/fleet.md says what holds meanwhile, and what each problem means"
+_WRITERS: Final = (
+    "find out who else writes there: each proxy needs a user of its own (`ACL SETUSER`), and a name of its own"
+)
 
 
 class Finding(NamedTuple):
@@ -93,6 +98,12 @@ def daemon_findings(status: Json) -> Iterator[Finding]:
         yield Finding("mptcp-throttled", "is paused", "`mptcp-throttle resume`")
     elif not problems:
         yield Finding("mptcp-throttled")
+    # Missing while an earlier version runs.
+    yield from _fleet(answer.get("fleet"))
+    leases = answer.get("leases")
+    if leases is not None and leases["problem"] is not None:
+        yield Finding("shared rates", f"cannot be leased: {leases['problem']}", _FLEET)
+    yield from _policy(answer.get("policy"))
     for feature, texts in FEATURE_TEXTS.items():
         problem = answer["features"][feature]["problem"]
         switched_off = answer["features"][feature].get("switched_off")  # missing while an earlier version runs
@@ -100,3 +111,26 @@ def daemon_findings(status: Json) -> Iterator[Finding]:
             yield Finding(feature, remark=f"switched off: {switched_off}")
         else:
             yield note(feature, is_well=problem is None, problem=f"{texts.drawback}: {problem}", remedy=texts.remedy)
+
+
+def _policy(policy: Json) -> Iterator[Finding]:
+    """In the part of the status about the policy of the fleet, if it is used: why it is no newer one."""
+    if policy is None:
+        return
+    if policy["problem"] is not None:
+        yield Finding("fleet policy", policy["problem"], _POLICY)
+    else:
+        away = f"no newer one would be adopted now: {policy['away']}"
+        yield note("fleet policy", is_well=policy["away"] is None, problem=away, remedy=_FLEET)
+
+
+def _fleet(fleet: Json) -> Iterator[Finding]:
+    """What keeps this proxy from sharing totals, and values at the server that are not believed."""
+    if fleet is None:
+        return
+    age = "never" if fleet["age"] is None else f"{fleet['age']:.0f} s ago"
+    problem = f"{fleet['problem']}; totals were last shared {age}"
+    yield note("fleet", is_well=fleet["problem"] is None, problem=problem, remedy=_FLEET)
+    if fleet["refused"]:
+        refused = f"{fleet['refused']} values at its server were refused, such as: {fleet['refusal']}"
+        yield Finding("fleet", refused, _WRITERS, harm=False)

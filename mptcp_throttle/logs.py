@@ -34,6 +34,9 @@ so that it drops no error."""
 
 _NAMED_SUBJECTS: Final = 3
 
+_VERBOSE: Final = ("pyroute2", "asyncio")
+"""Libraries that log each message at the level debug."""
+
 _PRIORITIES: Final = (
     (logging.CRITICAL, 2),
     (logging.ERROR, 3),
@@ -57,6 +60,8 @@ def configure() -> None:
     handler.addFilter(bounds)
     atexit.register(bounds.end_interval)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for name in _VERBOSE:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def set_level(level: LogLevel) -> None:

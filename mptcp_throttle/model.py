@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final, NewType
 
 from mptcp_throttle.subnet_table import SubnetTable
@@ -95,11 +95,12 @@ def _proxy(address: str | bytes, port: int) -> Endpoint:
 
 
 class Ailment(StrEnum):
-    """The bound of its network that a sick path does not keep."""
+    """What makes a path sick: a bound of its network that it does not keep, or that no DATA_ACKs arrive over it."""
 
     RTT = "rtt"
     LOSS = "loss"
     RATE = "rate"
+    DATA_ACKS = "data_acks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +245,11 @@ class ClientPrefix:
         host_bits = address.max_prefixlen - self.bits(address)
         return address if host_bits == 0 else type(address)(int(address) >> host_bits << host_bits)
 
+    def network(self, client: Address) -> Network:
+        """What a client has, by its first address; made of integers, as a reload makes thousands."""
+        prefix = int(client), self.bits(client)
+        return IPv4Network(prefix) if client.version == 4 else IPv6Network(prefix)
+
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -270,7 +276,9 @@ class Health:
         return ", ".join(f"{name} {text or 'null'}" for name, text in self.texts.items())
 
     def broken(self, ailment: Ailment) -> str:
-        """The bound that a path with this ailment does not keep, in words."""
+        """What is wrong with a path that has this ailment: the bound that it does not keep, in words."""
+        if ailment is Ailment.DATA_ACKS:
+            return "no DATA_ACKs"
         return f"{_BROKEN[ailment]} {self.texts[ailment]}"
 
 
@@ -310,6 +318,9 @@ class Every(StrEnum):
     MONTH = "month"
 
 
+_ROLLING_SPANS: Final = {Every.DAY: "24 hours", Every.WEEK: "7 days", Every.MONTH: "30 days"}
+
+
 class Counting(StrEnum):
     """Which bytes count in a budget: those to clients, those from clients, or both."""
 
@@ -323,7 +334,7 @@ class Stage:
     """The rates that a budget allows at most once the fraction `at` of it is used."""
 
     at: float
-    rates: Mapping[RateKind, Rate]
+    rates: Mapping[RateKind, Rate] = field(hash=False)
 
     def __str__(self) -> str:
         rates = ", ".join(f"{kind} {rate}" for kind, rate in self.rates.items())
@@ -336,7 +347,9 @@ class Budget:
 
     `per` is NETWORK or CLIENT. A week starts on the weekday `starts` (0 is Monday), a month on that day, or on its last
     if it has fewer. `warn_at` is the used fraction from which the operator is warned; None: he is not. The `stages` are
-    in the order of their fractions. With `rollover`, what is not used of a period is added to the next one.
+    in the order of their fractions. With `rollover`, what is not used of a period is added to the next one. If it is
+    `rolling`, the last day, week or month counts at each moment, instead of periods. That of a device is for what it
+    carries in its `networks` together; `per` is CLIENT then.
     """
 
     amount: int
@@ -347,11 +360,23 @@ class Budget:
     warn_at: float | None
     stages: tuple[Stage, ...]
     rollover: bool = False
+    rolling: bool = False
+    networks: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> str:
+        """Whose it is: of a `network`, of each `client` there, or of a `device`."""
+        return "device" if self.networks else str(self.per)
+
+    @property
+    def span(self) -> str:
+        """The time that it is for, behind an amount: `per month`, or `in 30 days`."""
+        return f"in {_ROLLING_SPANS[self.every]}" if self.rolling else f"per {self.every}"
 
     @property
     def key(self) -> str:
-        """What tells it from the other budgets of its network, and stays the same when amount or rates change."""
-        return f"{self.per} {self.counting} {self.every}"
+        """What tells it from the other budgets of its network or device, and stays as amount or rates change."""
+        return f"{self.owner} {self.counting} {'rolling ' * self.rolling}{self.every}"
 
     def allowed(self, stages: int) -> dict[RateKind, Rate]:
         """What so many stages, the first ones, allow at most: of each kind the lowest rate."""
@@ -363,12 +388,13 @@ class Budget:
 
     def __str__(self) -> str:
         stages = "; ".join(map(str, self.stages))
-        return f"{format_volume(self.amount)} per {self.per} and {self.every} ({self.counting}, {stages})"
+        return f"{format_volume(self.amount)} {self.span}, per {self.owner} ({self.counting}, {stages})"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A client with a name, as configured: by access network its addresses or prefixes, and its own rates, if any.
+    """A client with a name, as configured: by access network its addresses or prefixes, and its own rates, if any;
+    and its budgets.
 
     A kind of rate that is absent is that of the network; None: unlimited.
     """
@@ -376,18 +402,20 @@ class Device:
     name: str
     addresses: Mapping[str, tuple[Network, ...]]
     rates: Mapping[str, Mapping[RateKind, Rate | None]]
+    budgets: tuple[Budget, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NamedClient:
     """A device in one access network: a client that has several `prefixes`, the lowest first, and none in another.
 
-    `rates` are its own, as those of a `Device`.
+    `rates` are its own, as those of a `Device`; `budgets` those that are for this network, too.
     """
 
     name: str
     prefixes: tuple[Network, ...]
     rates: Mapping[RateKind, Rate | None] = field(default_factory=dict)
+    budgets: tuple[Budget, ...] = ()
 
     @property
     def first(self) -> Address:
@@ -423,9 +451,11 @@ class AccessNetwork:
     live subflow that is neither backup nor stalled nor sick, by the bounds in `healthy`; a limit applies otherwise, and
     bounds the cap. A kind that `rates` does not have is unlimited. While a window of the `schedule` holds, its rates
     replace these. The cap of a client is raised by what its more preferred paths lack of `overflow`. The stages that
-    are reached of its `budgets` narrow all of these. For `provisional` seconds the first subflow of a connection has
-    the cap's pace, too. It is a network of all proxies, or of the one with the name `proxy`. Of its clients, the
-    `devices` have names.
+    are reached of its `budgets` narrow all of these. `burst` are the IP bytes that a share of a cap or limit of
+    downloads may carry beyond its rate after a quiet time; 0: none. For `provisional` seconds the first subflow of a
+    connection has the cap's pace, too. It is a network of all proxies, or of the one with the name `proxy`. If they are
+    `shared`, the proxies of a fleet together give a client no more than its rates. Of its clients, the `devices` have
+    names.
     """
 
     name: str
@@ -440,6 +470,8 @@ class AccessNetwork:
     proxy: str | None = None
     budgets: tuple[Budget, ...] = ()
     overflow: Rate | None = None
+    burst: int = 0
+    shared: bool = False
     devices: Devices = Devices()
 
     def client(self, address: Address) -> Address:
@@ -450,14 +482,26 @@ class AccessNetwork:
     def prefixes(self, client: Address) -> tuple[Network, ...]:
         """What a client has, by its first address: the prefixes of its device, or else its prefix."""
         device = self.devices.by_first.get(client)
-        return (ip_network(f"{client}/{self.client_prefix.bits(client)}"),) if device is None else device.prefixes
+        return (self.client_prefix.network(client),) if device is None else device.prefixes
 
     @property
     def kinds(self) -> frozenset[RateKind]:
-        """The kinds that it can have a rate of: by itself, in a window, or when a budget is spent."""
+        """The kinds that it, or a device in it, can have a rate of: by itself, in a window, or as a budget is spent."""
         windows = (kind for window in self.schedule for kind, rate in window.rates.items() if rate is not None)
-        budgets = (kind for budget in self.budgets for stage in budget.stages for kind in stage.rates)
-        return frozenset((*self.rates, *windows, *budgets))
+        clients = self.devices.clients
+        own = (kind for client in clients for kind, rate in client.rates.items() if rate is not None)
+        stages = (kind for budget in self.all_budgets for stage in budget.stages for kind in stage.rates)
+        return frozenset((*self.rates, *windows, *own, *stages))
+
+    @property
+    def all_budgets(self) -> tuple[Budget, ...]:
+        """Its own, and those of its devices."""
+        return (*self.budgets, *(budget for client in self.devices.clients for budget in client.budgets))
+
+    @property
+    def may_be_narrowed(self) -> bool:
+        """Whether a stage of a budget may lower its rates, or those of a device."""
+        return any(budget.stages for budget in self.all_budgets)
 
     def with_rates(self, rates: Mapping[RateKind, Rate | None]) -> AccessNetwork:
         """The network with these rates in place of its own; None: it has no such rate."""

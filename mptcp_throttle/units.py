@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 _RATE_UNITS: Final = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
@@ -27,6 +27,16 @@ SHARE_SYNTAX: Final = "a number with %, up to 100%, such as 5%"
 VOLUME_SYNTAX: Final = "a number with kB, MB, GB or TB (or KiB, MiB, GiB, TiB), from 1MB to 1000TB, such as 5GB"
 SIZE_SYNTAX: Final = "a number with B, KiB, MiB or GiB, up to 1GiB, such as 8MiB"
 
+BURST_SYNTAX: Final = "a number with kB or MB (or KiB, MiB), from 10kB to 100MB, such as 2MB"
+
+MAX_BURST_SECONDS: Final = 60
+"""A burst is at most what its rate carries in that time: HTB counts no longer time as unused (`mbuffer`,
+net/sched/sch_htb.c)."""
+
+MIN_BURST_SECONDS: Final = 0.04
+"""A burst is more than what its rate carries in that time: so much unused rate is kept without one (CREDIT_NS,
+kernel/bpf/token_bucket.h)."""
+
 MAX_DURATION: Final = 3650 * 86400.0
 """In seconds: ten years, an arbitrary value below `threading.TIMEOUT_MAX` (292 years)."""
 
@@ -34,6 +44,10 @@ _MIN_RATE: Final = 10**3
 _MAX_RATE: Final = 100 * 10**9
 _MAX_VOLUME: Final = 1000 * 10**12
 _MIN_VOLUME: Final = 10**6
+_MIN_BURST: Final = 10**4
+_MAX_BURST: Final = 10**8  # Open vSwitch takes bits, as an int (lib/netdev-linux.c, htb_parse_class_details__)
+# A rate that is read back from HTB's 64 ns ticks must have the burst that was set.
+_BURST_STEP: Final = 1000
 # The only size is that of a socket buffer, which the kernel doubles and stores in an int (net/core/sock.c).
 _MAX_SIZE: Final = 2**30
 
@@ -50,10 +64,13 @@ class Rate:
     The kernel counts bytes. HTB lets no class wait longer than 60 s (`mbuffer`, net/sched/sch_htb.c), at 1 kbit for
     five full-size packets. Our programs count whole nanoseconds per KiB: at 100 gbit, 81.
 
+    `burst` are the IP bytes that a share with this rate may carry beyond it after a quiet time; 0: none.
+
     Raises ValueError, with what is allowed, for other values.
     """
 
     bits_per_second: int
+    burst: int = 0
 
     def __post_init__(self) -> None:
         if not _MIN_RATE <= self.bits_per_second <= _MAX_RATE or self.bits_per_second % 8:
@@ -70,6 +87,15 @@ class Rate:
     def bytes_per_second(self) -> int:
         """The rate in bytes per second."""
         return self.bits_per_second // 8
+
+    def with_burst(self, burst: int) -> Rate:
+        """The rate with a burst of up to so many bytes, in whole kB.
+
+        It is at most what the rate carries in `MAX_BURST_SECONDS`, and none if that is no more than the rate carries in
+        `MIN_BURST_SECONDS`.
+        """
+        possible = min(burst, self.bytes_per_second * MAX_BURST_SECONDS) // _BURST_STEP * _BURST_STEP
+        return replace(self, burst=possible if possible > self.bytes_per_second * MIN_BURST_SECONDS else 0)
 
     @classmethod
     def parse(cls, text: str) -> Rate:
@@ -131,6 +157,14 @@ def parse_volume(text: str) -> int:
     if volume < _MIN_VOLUME:
         raise ValueError(f"is not a usable volume; allowed: {VOLUME_SYNTAX}")
     return volume
+
+
+def parse_burst(text: str) -> int:
+    """Parse `2MB` or `500kB` into bytes. Raises ValueError with what is allowed."""
+    burst = round(parse_quantity(text, _VOLUME_UNITS, _MAX_BURST, "burst", BURST_SYNTAX))
+    if burst < _MIN_BURST:
+        raise ValueError(f"is not a usable burst; allowed: {BURST_SYNTAX}")
+    return burst
 
 
 def format_volume(count: int) -> str:
