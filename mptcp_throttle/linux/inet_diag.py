@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from pyroute2.netlink import NETLINK_SOCK_DIAG
 
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.ports import ALL_PORTS, Ports
@@ -62,6 +62,8 @@ _ATTRIBUTE_HEADER: Final = 4  # include/uapi/linux/netlink.h, NLA_HDRLEN
 _SOCKET: Final = Struct("!BBBBHH16s16s4x8s20x")  # struct inet_diag_msg
 _INODE: Final = Struct("=68xI")  # of the same structure, idiag_inode
 IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
+LIST_SOCKETS: Final = "ss -t"
+"""What the requests are named."""
 
 
 class TcpSocket(NamedTuple):
@@ -92,7 +94,9 @@ class InetDiag(NetlinkSocket):
 
         Raises DumpInterrupted at the end if all that was yielded is void: read it in `read_consistently`.
         """
-        return (parse_socket(payload, wanted) for payload in self.list_payloads(states, ports))
+        with decoding_errors(LIST_SOCKETS):
+            for payload in self.list_payloads(states, ports):
+                yield parse_socket(payload, wanted)
 
     def find(
         self, local: bytes, local_port: int, remote: bytes, remote_port: int, wanted: Container[int]
@@ -102,12 +106,13 @@ class InetDiag(NetlinkSocket):
         ends = local_port, remote_port, local.ljust(16, b"\0"), remote.ljust(16, b"\0")
         payload = _FIND.pack(family, socket.IPPROTO_TCP, _EXTENSIONS, *ends, _ANY_COOKIE)
         try:
-            answers = self.get(Request("ss -t", _SOCK_DIAG_BY_FAMILY, 0, payload))
+            answers = self.get(Request(LIST_SOCKETS, _SOCK_DIAG_BY_FAMILY, 0, payload))
         except KernelError as error:
             if error.number == errno.ENOENT:
                 return None
             raise
-        sockets = (parse_socket(answer, wanted) for answer in answers)
+        with decoding_errors(LIST_SOCKETS):
+            sockets = [parse_socket(answer, wanted) for answer in answers]
         return next((match for match in sockets if match.remote_port == remote_port), None)  # not a listening socket
 
     def list_payloads(self, states: int, ports: Ports = ALL_PORTS) -> Iterator[bytes]:
@@ -115,7 +120,7 @@ class InetDiag(NetlinkSocket):
         payload = _REQUEST.pack(_EXTENSIONS, states)
         if ports != ALL_PORTS:
             payload += attribute(_REQ_BYTECODE, _selecting(ports))
-        return self.stream(Request("ss -t", _TCPDIAG_GETSOCK, 0, payload))
+        return self.stream(Request(LIST_SOCKETS, _TCPDIAG_GETSOCK, 0, payload))
 
 
 def _selecting(ports: Ports) -> bytes:
@@ -134,7 +139,7 @@ def _selecting(ports: Ports) -> bytes:
 
 
 def parse_socket(payload: bytes, wanted: Container[int]) -> TcpSocket:
-    """A message of the listing: struct inet_diag_msg, and attributes."""
+    """A message of the listing: struct inet_diag_msg, and attributes. Raises struct.error if it is cut."""
     family, state, timer, retransmits, local_port, remote_port, local, remote, cookie = _SOCKET.unpack_from(payload)
     return TcpSocket(
         _address(family, local),
@@ -169,10 +174,11 @@ def list_listening(diag: InetDiag) -> Iterator[ListeningSocket]:
     A TCP socket of MPTCP has the inode of the MPTCP socket that a process has (net/mptcp/subflow.c,
     mptcp_subflow_create_socket). Older kernels tell only CAP_NET_ADMIN that it is one.
     """
-    for payload in diag.list_payloads(LISTEN):
-        listener = parse_socket(payload, {INET_DIAG_ULP_INFO})
-        is_mptcp = is_of_mptcp(listener.attributes)
-        yield ListeningSocket(listener.local, listener.local_port, _INODE.unpack_from(payload)[0], is_mptcp)
+    with decoding_errors(LIST_SOCKETS):
+        for payload in diag.list_payloads(LISTEN):
+            listener = parse_socket(payload, {INET_DIAG_ULP_INFO})
+            is_mptcp = is_of_mptcp(listener.attributes)
+            yield ListeningSocket(listener.local, listener.local_port, _INODE.unpack_from(payload)[0], is_mptcp)
 
 
 def is_of_mptcp(attributes: Mapping[int, bytes]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -53,6 +54,15 @@ def os_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise KernelError(what, error.errno or errno.EIO) from error
+
+
+@contextmanager
+def decoding_errors(what: str) -> Iterator[None]:
+    """Turn what decoding raises for a message that is cut or damaged into KernelError with EBADMSG."""
+    try:
+        yield
+    except (struct.error, LookupError, ValueError) as error:
+        raise KernelError(what, errno.EBADMSG, "the kernel's message is cut or damaged") from error
 
 
 @contextmanager

@@ -305,8 +305,11 @@ class BpfObject:
         for name, map_ in shared.items():
             reused = library.bpf_map__reuse_fd(self._find("map", name), map_.descriptor)
             _checked(f"share map {name}", reused)
-        result = library.bpf_object__load(self._object)
-        _checked(f"load {path.name}", result, "" if log is None else _last_line(log.value))
+        self._load_opened(path.name, log)
+
+    def _load_opened(self, name: str, log: ctypes.Array[ctypes.c_char] | None) -> None:
+        result = self._library.bpf_object__load(self._object)
+        _checked(f"load {name}", result, "" if log is None else _last_line(log.value))
 
     def _find(self, kind: str, name: str) -> int:
         find = getattr(self._library, f"bpf_object__find_{kind}_by_name")

@@ -39,18 +39,21 @@ def pack(type_: int, flags: int, sequence: int, payload: bytes) -> bytes:
 
 
 def messages(datagram: bytes) -> Iterator[Message]:
-    """The messages in a datagram."""
+    """The messages in a datagram. Raises ValueError at one that is cut, or shorter than its header."""
     offset = 0
     while offset + _HEADER.size <= len(datagram):
         length, type_, flags, sequence, _ = _HEADER.unpack_from(datagram, offset)
-        if length < _HEADER.size:
-            return
+        if not _HEADER.size <= length <= len(datagram) - offset:
+            raise ValueError(f"a message of {length} bytes where {len(datagram) - offset} are left")
         yield Message(type_, flags, sequence, datagram[offset + _HEADER.size : offset + length])
         offset += (length + 3) & ~3
 
 
 def status(message: Message) -> tuple[int, str]:
-    """What NLMSG_ERROR or NLMSG_DONE reports: an errno number (0: success), and the kernel's explanation if any."""
+    """What NLMSG_ERROR or NLMSG_DONE reports: an errno number (0: success), and the kernel's explanation if any.
+
+    Raises struct.error if the message has no number.
+    """
     number = -_ERROR.unpack_from(message.payload)[0]
     if not message.flags & NLM_F_ACK_TLVS:
         return number, ""
@@ -63,13 +66,15 @@ def attributes(
 ) -> dict[int, bytes]:
     """Netlink attributes by type, from `offset` to the first of the types `before`; flags of the type are dropped.
 
+    As in the kernel (nla_ok, include/net/netlink.h), they end before one that is cut, or shorter than its header.
     With `only`, just the attributes of these types: leaving out the rest halves the time.
     """
-    payloads, last = {}, len(data) - _HEADER_BYTES
+    payloads, size = {}, len(data)
+    last = size - _HEADER_BYTES
     while offset <= last:
         length, type_ = _unpack_header(data, offset)
         type_ &= _TYPE_MASK
-        if length < _HEADER_BYTES or type_ in before:
+        if length < _HEADER_BYTES or offset + length > size or type_ in before:
             break
         if only is None or type_ in only:
             payloads[type_] = data[offset + _HEADER_BYTES : offset + length]
@@ -78,11 +83,11 @@ def attributes(
 
 
 def nested(data: bytes) -> Iterator[bytes]:
-    """The payloads of a list of netlink attributes that all have the same type."""
+    """The payloads of a list of netlink attributes that all have the same type; it ends where `attributes` do."""
     offset, last = 0, len(data) - _HEADER_BYTES
     while offset <= last:
         length, _ = _unpack_header(data, offset)
-        if length < _HEADER_BYTES:
+        if not _HEADER_BYTES <= length <= len(data) - offset:
             return
         yield data[offset + _HEADER_BYTES : offset + length]
         offset += (length + 3) & ~3

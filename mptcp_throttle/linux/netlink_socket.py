@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 from pyroute2 import netlink
 
 from mptcp_throttle.linux.cbpf import Instruction, attach_filter
-from mptcp_throttle.linux.kernel_error import KernelError, fault_point, injected_errors, os_errors
+from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors, fault_point, injected_errors, os_errors
 from mptcp_throttle.linux.netlink_codec import Message, messages, pack, status
 
 T = TypeVar("T")
@@ -97,8 +97,9 @@ class NetlinkSocket:
 
     def notifications(self) -> Iterator[Message]:
         """Wait for notifications. Raises KernelError: with ENOBUFS if the kernel had to drop some."""
-        with os_errors("receive netlink notifications"):
-            return self._receive()
+        what = "receive netlink notifications"
+        with os_errors(what), decoding_errors(what):
+            yield from self._receive()
 
     def carry_out(self, requests: Sequence[Request]) -> list[KernelError | None]:
         """Make the changes in order, also if some are refused; for each, the kernel's refusal."""
@@ -113,7 +114,7 @@ class NetlinkSocket:
         The kernel answers only what it refuses, before the call that sends the batch returns.
         """
         fault_point(what)
-        with os_errors(what):
+        with os_errors(what), decoding_errors(what):
             sequences = [next(self._sequence) for _ in requests]
             packed = b"".join(
                 pack(r.type, r.flags | netlink.NLM_F_REQUEST, sequence, r.payload)
@@ -145,7 +146,7 @@ class NetlinkSocket:
 
     def _answers(self, request: Request, flags: int) -> Iterator[bytes]:
         fault_point(request.what)
-        with os_errors(request.what):
+        with os_errors(request.what), decoding_errors(request.what):
             sequence = next(self._sequence)
             flags |= netlink.NLM_F_REQUEST | request.flags
             self._socket.send(pack(request.type, flags, sequence, request.payload))
@@ -171,11 +172,11 @@ class NetlinkSocket:
         if not sent:
             return refusals
         try:
-            with os_errors(requests[0].what):
+            with os_errors(requests[0].what), decoding_errors(requests[0].what):
                 answers = self._exchange({sequence: requests[n] for sequence, n in sent.items()})
         except KernelError as error:
             # After ENOBUFS the kernel drops answers silently until all that has arrived is read (netlink_overrun).
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 self._received()
             return [refusal or error for refusal in refusals]
         for sequence, n in sent.items():

@@ -31,8 +31,8 @@ connection was dropped. Ours is what they do not bound:
 | `client`: `_Transport` | a call can be interrupted from another thread |
 """
 
-from mptcp_throttle.rpc.client import RpcClient, RpcError
+from mptcp_throttle.rpc.client import ChangeNotYetAppliedError, RpcClient, RpcError
 from mptcp_throttle.rpc.server import RpcServer, peer_uid
 from mptcp_throttle.rpc.wire import Json
 
-__all__ = ["Json", "RpcClient", "RpcError", "RpcServer", "peer_uid"]
+__all__ = ["ChangeNotYetAppliedError", "Json", "RpcClient", "RpcError", "RpcServer", "peer_uid"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jsonrpclib.jsonrpc import ProtocolError, ServerProxy, TransportError, UnixHTTPConnection, UnixTransport
 
 from mptcp_throttle.errors import UserError, shown
-from mptcp_throttle.rpc.wire import JSON_RPC, Json
+from mptcp_throttle.rpc.wire import JSON_RPC, NOT_YET_APPLIED, REFUSED, Json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +25,10 @@ _MAX_ANSWER_BYTES: Final = 1 << 26
 
 class RpcError(UserError):
     """The service did not answer, or answered with an error."""
+
+
+class ChangeNotYetAppliedError(RpcError):
+    """The daemon has saved a change, and applies it later all the same."""
 
 
 class _TooLong(Exception):
@@ -181,8 +185,9 @@ class RpcClient:
             raise RpcError(problem, os.EX_UNAVAILABLE) from error
         except ProtocolError as error:
             detail = error.args[0]
-            message = str(detail[1]) if isinstance(detail, tuple) else str(detail)
-            raise RpcError(" ".join(message.split())) from error
+            code, message = detail[:2] if isinstance(detail, tuple) else (REFUSED, detail)
+            kind = ChangeNotYetAppliedError if code == NOT_YET_APPLIED else RpcError
+            raise kind(" ".join(str(message).split())) from error
         except _TooLong as error:
             problem = f"{self._path}: the answer is longer than {self._max_bytes} bytes"
             raise RpcError(problem, os.EX_UNAVAILABLE) from error

@@ -14,10 +14,10 @@ import jsonrpclib
 from jsonrpclib.SimpleJSONRPCServer import SimpleJSONRPCRequestHandler, SimpleJSONRPCServer
 
 from mptcp_throttle.bounded_server import BoundedReader, BoundedServer, bind_unix_socket
-from mptcp_throttle.errors import UserError
+from mptcp_throttle.errors import NotYetAppliedError, UserError
 from mptcp_throttle.linux.unix_peer import peer_of
 from mptcp_throttle.logs import about
-from mptcp_throttle.rpc.wire import JSON_RPC, Json
+from mptcp_throttle.rpc.wire import JSON_RPC, NOT_YET_APPLIED, REFUSED, Json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,9 +31,7 @@ _ABOUT: Final = about("clients of the socket")
 _MAX_HEADER_BYTES: Final = 16384
 _MAX_REQUEST_BYTES: Final = 65536
 _MAX_QUOTED: Final = 200
-# JSON-RPC 2.0, section 5.1, reserves -32768 to -32000; any other code belongs to the application.
 _INVALID_REQUEST: Final = -32600
-_REFUSED: Final = 1
 
 
 class _Peer(threading.local):
@@ -154,7 +152,8 @@ def _with_faults(method: Callable[..., Json]) -> Callable[..., Json]:
         try:
             return method(*args, **kwargs)
         except UserError as error:
-            return jsonrpclib.Fault(_REFUSED, str(error), config=JSON_RPC)
+            code = NOT_YET_APPLIED if isinstance(error, NotYetAppliedError) else REFUSED
+            return jsonrpclib.Fault(code, str(error), config=JSON_RPC)
 
     return answer
 

@@ -37,6 +37,24 @@ class Order(StrEnum):
     NAME = "name"
 
 
+REFUSED: Final = 1
+NOT_YET_APPLIED: Final = 2
+"""Codes of errors. JSON-RPC 2.0, section 5.1, reserves -32768 to -32000; others belong to the application."""
+
+MAX_LISTED_CLIENTS: Final = 10_000
+"""The most clients in an answer to `clients`."""
+
+
+class ClientOrder(StrEnum):
+    """What `clients` sorts clients by, the largest first; by name, the smallest. `HELD`: by how long data waited."""
+
+    SENT = "sent"
+    RECEIVED = "received"
+    SUBFLOWS = "subflows"
+    NAME = "name"
+    HELD = "held"
+
+
 def encode_connection(connection: Connection) -> Json:
     """The JSON object of a connection."""
     return {

@@ -39,7 +39,12 @@ from mptcp_throttle.setup.host_facts import (
     SquidFacts,
     Translation,
 )
-from mptcp_throttle.setup.nat_rules import nft_translations, saved_translations
+from mptcp_throttle.setup.nat_rules import (
+    nft_interceptions,
+    nft_translations,
+    saved_interceptions,
+    saved_translations,
+)
 from mptcp_throttle.setup.server_drop_in import MPTCPIZE
 from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_hosts
 from mptcp_throttle.systemd_unit import SERVICES, read_unit
@@ -187,7 +192,7 @@ def _dropping_chains(saved: Mapping[str, str]) -> Iterator[str]:
 
 
 def _translations(saved: Mapping[str, str], own: Collection[Address]) -> Iterator[Translation]:
-    """Of rules whose programs are not installed, nothing is known."""
+    """Of rules whose programs are not installed, or fail, nothing is known."""
     with suppress(ProgramFailed, ValueError):
         listed = output_of(*NFT_LIST)
         yield from nft_translations(json.loads(listed), own) if listed else ()
@@ -202,6 +207,17 @@ def read_translations() -> tuple[Translation, ...]:
         interfaces = list(_interfaces(ip, list(ip.get_links())))
     own = {address for interface in interfaces for address in interface.addresses}
     return tuple(_translations(dict(_saved_rules()), own))
+
+
+def read_interceptions() -> tuple[Translation, ...]:
+    """The rules of TPROXY, which give connections to sockets of this host. Raises ProgramFailed."""
+    listed, rules = output_of(*NFT_LIST), list[Translation]()
+    with suppress(ValueError):
+        rules += nft_interceptions(json.loads(listed)) if listed else ()
+    for program, saved in _saved_rules():
+        with suppress(ValueError):
+            rules += saved_interceptions(saved, program)
+    return tuple(rules)
 
 
 def _squid() -> SquidFacts | None:

@@ -8,7 +8,7 @@ Only what packets meet in PREROUTING counts, and of rules for certain addresses 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address, ip_network
 from typing import Final, NamedTuple
 
@@ -58,6 +58,21 @@ def saved_translations(saved: str, program: str, own: Collection[Address]) -> It
         for chain, lines in listed.items()
     }
     return _walk(rules, ["PREROUTING"], f"table nat ({program.removesuffix('-save')})")
+
+
+def saved_interceptions(saved: str, program: str) -> Iterator[Translation]:
+    """As `saved_translations`, of TPROXY: connections keep their address and port, and `port` is that of the listener.
+
+    The addresses of a rule do not matter: they are those of other hosts.
+    """
+    listed = saved_rules(saved, "mangle")
+    rules = {chain: [_saved_interception(words) for words in lines] for chain, lines in listed.items()}
+    return _walk(rules, ["PREROUTING"], f"table mangle ({program.removesuffix('-save')})")
+
+
+def _saved_interception(words: list[str]) -> _Rule:
+    ports, target = saved_ports(words, "dport"), option(words, "-j", "-g")
+    return _Rule(ports, port=_number(option(words, "--on-port"))) if target == "TPROXY" else _Rule(ports, chain=target)
 
 
 def _is_to(words: list[str], own: Collection[Address]) -> bool:
@@ -111,17 +126,41 @@ def led_away(translation: Translation, ports: Ports) -> Ports:
 
 def nft_translations(ruleset: Json, own: Collection[Address]) -> Iterator[Translation]:
     """From what `nft -j list ruleset` prints."""
+
+    def made(parts: Sequence[Json], maps: Mapping[str, Json]) -> Iterator[_Rule]:
+        return _nft_rules(parts, maps, own) if all(_may_be_to(part, own) for part in parts) else iter(())
+
+    return _walk_nft(ruleset, "nat", made)
+
+
+def nft_interceptions(ruleset: Json) -> Iterator[Translation]:
+    """As `saved_interceptions`, from what `nft -j list ruleset` prints."""
+    return _walk_nft(ruleset, "filter", _nft_interceptions)
+
+
+def _walk_nft(
+    ruleset: Json, chain_type: str, made: Callable[[Sequence[Json], Mapping[str, Json]], Iterable[_Rule]]
+) -> Iterator[Translation]:
+    """What the rules of chains of this type do, and those of the chains that these lead to."""
     for (family, table), items in nft_tables(ruleset).items():
         maps = nft_maps(items)
         rules: dict[str, list[_Rule]] = {}
         hooked = []
         for item in items:
             match item:
-                case {"chain": {"type": "nat", "hook": "prerouting", "name": name}}:
+                case {"chain": {"type": kind, "hook": "prerouting", "name": name}} if kind == chain_type:
                     hooked.append(name)
-                case {"rule": {"chain": name, "expr": parts}} if all(_may_be_to(part, own) for part in parts):
-                    rules.setdefault(name, []).extend(_nft_rules(parts, maps, own))
+                case {"rule": {"chain": name, "expr": parts}}:
+                    rules.setdefault(name, []).extend(made(parts, maps))
         yield from _walk(rules, hooked, f"table {family} {table}")
+
+
+def _nft_interceptions(parts: Sequence[Json], maps: Mapping[str, Json]) -> Iterator[_Rule]:
+    yield from (_Rule(ports, chain=chain) for ports, chain in nft_jumps(parts, maps, "dport"))
+    for part in parts:
+        if "tproxy" in part:
+            port = part["tproxy"].get("port")
+            yield _Rule(nft_ports(parts, "dport"), port=port if isinstance(port, int) else None)
 
 
 def _may_be_to(part: Json, own: Collection[Address]) -> bool:

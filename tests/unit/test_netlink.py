@@ -148,9 +148,30 @@ def test_nested_attributes_are_those_that_were_encoded(payloads: list[bytes]) ->
     assert list(nested(b"".join(attribute(1, payload) for payload in payloads))) == payloads
 
 
-@pytest.mark.parametrize("read", [messages, attributes, nested])
-def test_decoding_ends_at_a_length_of_zero(read: Callable[[bytes], object]) -> None:
-    assert not list(read(bytes(64)))  # type: ignore[call-overload]
+@pytest.mark.parametrize("length", [0, 3, 9, 0xFFFF])
+@pytest.mark.parametrize("read", [attributes, nested])
+def test_attributes_end_before_one_of_an_impossible_length(read: Callable[[bytes], object], length: int) -> None:
+    whole = attribute(1, b"whole!!!")
+    damaged = pack_struct("=HH4x", length, 2)
+    assert list(read(whole + damaged)) == list(read(whole))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("length", [0, 15, 25, 2**32 - 1])
+def test_message_of_an_impossible_length_is_refused(length: int) -> None:
+    decoded = messages(pack(ENTRY, 0, 1, b"whole!!!") + pack_struct("=I20x", length))
+    assert next(decoded).payload == b"whole!!!"
+    with pytest.raises(ValueError, match=f"a message of {length} bytes where 24 are left"):
+        next(decoded)
+
+
+def test_dump_with_a_message_of_length_zero_is_refused(answer: Answer) -> None:
+    """The end of the dump may be in what cannot be decoded: it would be waited for in vain."""
+    fake = answer(listing(b"one "), listing(b"two "))
+    fake.pending.append(bytes(16))
+    netlink = NetlinkSocket(socket.NETLINK_ROUTE)
+    with pytest.raises(KernelError, match="EBADMSG"):
+        netlink.dump(DUMP)
+    assert netlink.dump(DUMP) == [b"two "]
 
 
 def test_payloads_of_all_datagrams_are_returned_and_streamed_as_they_come(answer: Answer) -> None:
@@ -358,7 +379,7 @@ def test_inet_diag_ignores_sockets_of_an_earlier_listing(answer: Answer) -> None
 
 def subflow(port: int, state: int = 1, unsent: int = 0) -> bytes:
     """SOCKET with another remote port and state, as an MPTCP subflow with token 7, and so many bytes unsent."""
-    mptcp = attribute(2, pack_struct("=I", 7)) + attribute(8, pack_struct("=I", 1))
+    mptcp = attribute(2, pack_struct("=I", 7)) + attribute(8, pack_struct("=I", 1)) + attribute(9, b"\0")
     tcp_info = attribute(2, bytes(144) + pack_struct("=I", unsent) + bytes(80))
     ends = SOCKET[4:6] + port.to_bytes(2, "big") + SOCKET[8:]
     return SOCKET[:1] + bytes([state]) + SOCKET[2:4] + ends + tcp_info + attribute(19, attribute(3, mptcp))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST
+from pyroute2.netlink.rtnl import TC_H_ROOT
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from mptcp_throttle.linux.netlink_codec import attributes, pack
@@ -14,7 +15,7 @@ from mptcp_throttle.linux.netlink_socket import Request
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel.htb import htb
 from mptcp_throttled.kernel.interfaces import Interface
-from mptcp_throttled.kernel.tc import add_class, add_qdisc, delete_class, parse_message
+from mptcp_throttled.kernel.tc import Qdisc, add_class, add_qdisc, delete_class, parse_message, qdisc_message
 from mptcp_throttled.vocabulary import class_ids
 
 ETH0 = Interface(7, "eth0")
@@ -59,6 +60,23 @@ def test_add_qdisc_asks_for_the_leaf_of_a_class(replace: bool, flag: int) -> Non
     assert request.flags == NLM_F_CREATE | flag
 
 
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize(
+    "qdisc",
+    [
+        htb.root_qdisc(1),
+        Qdisc("pfifo_fast", 0x8001_0000, TC_H_ROOT, None),
+        Qdisc("fq_codel", 0x8002_0000, 0x8001_0001, b"\x08\x00\x01\x00\x88\x13\x00\x00"),
+    ],
+)
+def test_swapped_qdiscs_travel_through_pyroute2_as_they_are(qdisc: Qdisc, replace: bool) -> None:
+    message = qdisc_message(ETH0, qdisc, replace=replace)
+    message.encode()
+    ours = add_qdisc(ETH0, qdisc, replace=replace)
+    assert bytes(message.data[16:]) == ours.payload  # after struct nlmsghdr
+    assert message["header"]["flags"] == ours.flags | NLM_F_REQUEST | NLM_F_ACK
+
+
 def test_delete_class_names_the_class() -> None:
     message = decode(tcmsg, delete_class(ETH0, class_ids.classid(2)))
     assert (message["index"], message["handle"]) == (7, 0x4D50_0002)
@@ -67,4 +85,4 @@ def test_delete_class_names_the_class() -> None:
 def test_parse_message_returns_what_was_requested() -> None:
     options = htb.class_options(RATE)
     parsed = parse_message(add_class(ETH0, class_ids.classid(2), options, RATE).payload)
-    assert parsed == (7, 0x4D50_0002, 0x4D50_0000, 0, {1: b"htb\0", 2: options})
+    assert parsed == (7, 0x4D50_0002, 0x4D50_0000, 0, "htb", {1: b"htb\0", 2: options})

@@ -10,18 +10,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import mutated_bytes
 import pytest
 from jsonrpclib.SimpleJSONRPCServer import SimpleJSONRPCServer
 from polling import eventually
 from rpc_requests import post, request
 
 from mptcp_throttle.config.schema import SocketGroup
-from mptcp_throttle.errors import UserError
-from mptcp_throttle.rpc import Json, RpcClient, RpcError, RpcServer
+from mptcp_throttle.errors import NotYetAppliedError, UserError
+from mptcp_throttle.rpc import ChangeNotYetAppliedError, Json, RpcClient, RpcError, RpcServer
 
 
 def refuse() -> None:
     raise UserError("dsl: no such access network")
+
+
+def change_later() -> None:
+    raise NotYetAppliedError("saved, but not applied after 5 s")
 
 
 def crash() -> None:
@@ -46,6 +51,7 @@ class Gate:
 METHODS: dict[str, Callable[..., Json]] = {
     "echo": lambda value: value,
     "refuse": refuse,
+    "change_later": change_later,
     "crash": crash,
     "sleep": time.sleep,
     "thread": threading.get_ident,
@@ -151,6 +157,15 @@ def test_socket_that_is_replaced_by_a_link_changes_no_other_file(
     assert os.umask(umask) == 0
     after = victim.stat()
     assert (after.st_mode, after.st_gid) == (before.st_mode, before.st_gid)
+
+
+def test_change_that_is_applied_later_has_an_error_of_its_own(shared: Path) -> None:
+    with closing(RpcClient(shared)) as client:
+        with pytest.raises(ChangeNotYetAppliedError, match=r"^saved, but not applied after 5 s$"):
+            client.call("change_later")
+        with pytest.raises(RpcError) as refused:
+            client.call("refuse")
+    assert not isinstance(refused.value, ChangeNotYetAppliedError)
 
 
 @pytest.mark.parametrize("call", [("refuse",), ("crash",), ("nonsense",), ("echo",), ("echo", 1, 2)])
@@ -580,3 +595,28 @@ def test_client_that_leaves_before_the_answer_is_not_logged(
         ("mptcp-throttle", logging.DEBUG, "rpc: connection ended: BrokenPipeError(32, 'Broken pipe')")
     ]
     assert capfd.readouterr().err == ""
+
+
+def test_server_answers_after_requests_that_are_nearly_right(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    path = tmp_path / "rpc.sock"
+    with closing(RpcServer(path, {"echo": METHODS["echo"]}, None)), closing(RpcClient(path, 5.0)) as client:
+
+        def use(data: bytes) -> None:
+            with connect(path, data) as sock, suppress(ConnectionError):
+                sock.shutdown(socket.SHUT_WR)
+                rest(sock)
+            assert client.call("echo", "still there") == "still there"
+
+        pieces = (
+            b"\r\n",
+            b"\r\n\r\n",
+            b"Content-Length: -1\r\n",
+            b"99999999",
+            b"HTTP/1.1",
+            b"[" * 5000,
+            b"null",
+            b'"id"',
+        )
+        mutated_bytes.check(use, [request("echo", "value")], pieces)
+    assert caplog.records == []
