@@ -17,8 +17,8 @@ class ModelUplinks:
     """What the reconciler of the uplinks sees of the kernel.
 
     `refuse` has what fails: names of methods, and the subflows that cannot be throttled. `untold` is how many clients
-    must still be told that they are free. `calls` are the methods that were called, `tried` the subflows of each
-    request.
+    must still be told that they are free. `sockets` has the subflows with one on this host. `calls` are the methods
+    that were called, `tried` the subflows of each request.
     """
 
     throttled: dict[FourTuple, Throttle] = field(default_factory=dict)
@@ -27,9 +27,11 @@ class ModelUplinks:
     was_attached: bool = False
     linger: float = 0.0
     policed: frozenset[FourTuple] = frozenset()
+    unreached: frozenset[FourTuple] = frozenset()
     counters: UplinkCounters = field(default_factory=UplinkCounters)
     window_problem: str | None = None
     untold: int = 0
+    sockets: frozenset[FourTuple] = frozenset()
     calls: list[str] = field(default_factory=list)
     tried: list[set[FourTuple]] = field(default_factory=list)
 
@@ -54,10 +56,14 @@ class ModelUplinks:
         for ends in untold:
             self.throttled.pop(ends, None)
         self.untold = max(self.untold - len(untold), 0)
+        self.unreached = self.unreached.difference(untold)
+
+    def forget_ended(self, subflows: Collection[FourTuple]) -> None:
+        self.forget([ends for ends in subflows if ends not in self.sockets])
 
     def detach_if_told(self) -> bool:
         self._call("detach_if_told")
-        if self.untold:
+        if self.untold or self.unreached:
             return False
         self.has_filter = self.was_attached = False
         return True

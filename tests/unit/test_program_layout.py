@@ -9,15 +9,18 @@ from struct import calcsize
 from typing import Final, NamedTuple
 
 import pytest
-from btf import Btf, Kind
+from btf import Btf, Kind, section
 
 from mptcp_throttle import proxies, steering_mark
 from mptcp_throttle.linux.c_layout import formats, size_of
-from mptcp_throttled.kernel import networks_map, program_layout, reminder
+from mptcp_throttle.model import Counting
+from mptcp_throttled.kernel import allowances, networks_map, program_layout, reminder
 from mptcp_throttled.kernel.sockets import program as socket_program
 from mptcp_throttled.kernel.steering import program as steering_program
 from mptcp_throttled.kernel.uplink import program as uplink_program
 from mptcp_throttled.kernel.uplink import uplinks
+from mptcp_throttled.vocabulary import allowances as vocabulary_allowances
+from mptcp_throttled.vocabulary import traffic
 from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, SteeringCounters, UplinkCounters
 
 OBJECTS: Final = sorted(program_layout.OBJECTS.glob("*.bpf.o"))
@@ -33,7 +36,7 @@ COUNTERS: Final = {
     "discards_counter": DiscardCounters,
     "steering_counter": SteeringCounters,
 }
-PRIVATE_MAPS: Final = {"connections"}
+PRIVATE_MAPS: Final = {"connections", "standstills"}
 """The daemon reads nothing of them."""
 SK_STORAGE: Final = 24
 """BPF_MAP_TYPE_SK_STORAGE (include/uapi/linux/bpf.h): the daemon reads nothing of what a program keeps at a socket."""
@@ -89,6 +92,13 @@ def test_structures_are_those_of_the_object(objects: dict[Path, Btf], path: Path
     assert in_c == {name: structure_in_python(LAYOUTS[name]) for name in in_c if name in LAYOUTS}
 
 
+@pytest.mark.parametrize("path", OBJECTS, ids=lambda path: path.stem)
+def test_constants_of_the_object_are_the_settings_alone(objects: dict[Path, Btf], path: Path) -> None:
+    """The kernel refuses the settings if the compiler has put anything else in `.rodata`, such as an initial value."""
+    has_settings = "settings" in objects[path].variables(".rodata")
+    assert len(section(path, ".rodata")) == (size_of(program_layout.Settings) if has_settings else 0)
+
+
 def test_each_structure_is_in_an_object(objects: dict[Path, Btf]) -> None:
     assert LAYOUTS.keys() <= {name for btf in objects.values() for name in shared_types(btf)}
 
@@ -105,6 +115,9 @@ def test_enumerations_are_those_of_the_objects(objects: dict[Path, Btf]) -> None
     assert ailments.pop(0) == "HEALTHY"
     assert ailments.keys() == socket_program._AILMENTS.keys()
     assert all(ailments[number].endswith(a.upper()) for number, a in socket_program._AILMENTS.items())
+    counting = in_c.pop("counting")
+    assert {allowances._COUNTS[kind] for kind in Counting} == {1, 2, 3}
+    assert counting == {"COUNTS_DOWN": allowances._COUNTS[Counting.DOWN], "COUNTS_UP": allowances._COUNTS[Counting.UP]}
     assert in_c.pop("proxy_told") == {told.name: told.value for told in steering_program.Told}
     assert in_c.keys() == COUNTERS.keys()
     for name, kind in COUNTERS.items():
@@ -135,7 +148,11 @@ def defined(header: str, name: str) -> int:
         ("steering.h", "ACK_MARK_MASK", steering_mark.MARK_MASK),
         ("steering.bpf.c", "VISITS", steering_program._VISITS),
         ("steering.bpf.c", "MAX_INTERFACES", proxies.MAX_INTERFACES),
-        ("networks.h", "MAX_PROXIES", proxies.MAX_PROXIES),
+        ("settings.h", "MAX_PROXIES", proxies.MAX_PROXIES),
+        ("allowance_maps.h", "MAX_ALLOWANCES", vocabulary_allowances.MAX_ALLOWANCES),
+        ("allowances.h", "TCP_HEADER_BYTES", traffic._TCP_WITH_TIME_STAMPS),
+        ("allowances.h", "DSS_BYTES", traffic._DSS_WITHOUT_DATA),
+        ("allowances.h", "DSS_WITH_DATA_BYTES", traffic._DSS_WITH_DATA),
     ],
 )
 def test_constants_are_those_of_the_source(header: str, name: str, number: float) -> None:

@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -23,7 +22,7 @@ from mptcp_throttled.kernel.interfaces import Interface, find_interfaces
 from mptcp_throttled.kernel.networks_map import NetworksMap
 from mptcp_throttled.kernel.program_layout import OBJECTS, pack_settings, read_counters
 from mptcp_throttled.kernel.tcx_programs import note_own
-from mptcp_throttled.vocabulary.counters import DiscardCounters
+from mptcp_throttled.vocabulary.counters import DiscardCounters, numbers_of
 from mptcp_throttled.vocabulary.features import FeatureState, Situation
 
 _log = logging.getLogger("mptcp-throttled")
@@ -97,7 +96,7 @@ class DiscardPrevention:
     @property
     def state(self) -> FeatureState:
         """Why the programs cannot be loaded, or are missing on an interface that exists; what they have counted."""
-        return FeatureState(self._problem if self._networks else None, asdict(self._counters))
+        return FeatureState(self._problem if self._networks else None, numbers_of(self._counters))
 
     def follow(self, situation: Situation) -> None:
         """At most once a second, look which interfaces there are, and whether they still have the programs."""

@@ -86,7 +86,13 @@ class LinuxKernel:
         return PacingState(None, _NO_PACING) if self._sockets is None else self._sockets.read()
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
+        """The subflows that have closed since the last call; for any thread."""
         return () if self._sockets is None else self._sockets.closed_subflows()
+
+    def decide_now(self) -> None:
+        """Let the program decide for all sockets, idle or not; for any thread. Raises KernelError."""
+        if self._sockets is not None:
+            self._sockets.decide_now()
 
     def ended_connections(self) -> Iterable[EndedConnection]:
         return () if self._sockets is None else self._sockets.ended_connections()

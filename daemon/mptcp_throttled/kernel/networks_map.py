@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from mptcp_throttle.linux.c_layout import pack
 from mptcp_throttle.linux.libbpf import BpfMap
@@ -28,6 +29,16 @@ _NO_NETWORK: Final = pack(
 )
 
 
+class Packed(NamedTuple):
+    """The elements of a network."""
+
+    network: AccessNetwork
+    elements: Mapping[bytes, bytes]
+
+
+Known = Mapping[tuple[int, int], Packed]
+
+
 class NetworksMap:
     """The map of a program."""
 
@@ -37,6 +48,7 @@ class NetworksMap:
         self._networks: Sequence[AccessNetwork] | None = None
         self._steered = False
         self._elements: dict[bytes, bytes] = {}
+        self._known: Known = {}
 
     def set(self, networks: Sequence[AccessNetwork], *, steered: bool = False) -> None:
         """Change what differs; nothing is packed if these are the present ones. Raises KernelError.
@@ -45,10 +57,17 @@ class NetworksMap:
         """
         if networks is self._networks and steered == self._steered:
             return
-        wanted = pack_networks(networks, self._proxies, steered=steered)
+        is_known = steered == self._steered and self._is_of_same_networks(networks)
+        made: dict[tuple[int, int], Packed] = {}
+        wanted = pack_networks(networks, self._proxies, self._known if is_known else {}, made, steered=steered)
+        self._known = made
         self._map.update({key: value for key, value in wanted.items() if self._elements.get(key) != value})
         self._map.delete_all(self._elements.keys() - wanted)
         self._networks, self._steered, self._elements = networks, steered, wanted
+
+    def _is_of_same_networks(self, networks: Sequence[AccessNetwork]) -> bool:
+        """Whether only clients have changed: what is packed of a network depends on all networks before them."""
+        return by_name(networks) == by_name(self._networks or ())
 
 
 def by_name(networks: Sequence[AccessNetwork]) -> dict[str, AccessNetwork]:
@@ -56,22 +75,39 @@ def by_name(networks: Sequence[AccessNetwork]) -> dict[str, AccessNetwork]:
     return {network.name: network for network in reversed(networks)}
 
 
-def pack_networks(networks: Sequence[AccessNetwork], proxies: Proxies, *, steered: bool = False) -> dict[bytes, bytes]:
-    """The elements of the map `networks`, in which the longest prefix decides: struct prefix and struct network."""
+def pack_networks(
+    networks: Sequence[AccessNetwork],
+    proxies: Proxies,
+    known: Known = MappingProxyType({}),
+    made: dict[tuple[int, int], Packed] | None = None,
+    *,
+    steered: bool = False,
+) -> dict[bytes, bytes]:
+    """The elements of the map `networks`, in which the longest prefix decides: struct prefix and struct network.
+
+    `known` has what was packed before of the same networks, by the proxy's number and the identity of each; it is
+    added to `made` for the next time.
+    """
     packed: dict[bytes, bytes] = {}
     for number, (name, _) in proxies.numbered():
         of_proxy = networks_of(name, networks)
         # In the map an IPv6 subnet such as ::/0 has the IPv4-mapped addresses, too.
-        packed[_prefix(number, _IPV4)] = _NO_NETWORK
+        packed[packed_prefix(number, _IPV4)] = _NO_NETWORK
         # The cap of a client with rates of its own makes no path of other clients slow.
         first = list(by_name(of_proxy).values())
         for network in of_proxy:
-            value = _network(number, network, first, steered=steered)
-            packed |= {_prefix(number, subnet): value for subnet in network.subnets}
+            key = number, id(network)
+            if (each := known.get(key)) is None or each.network is not network:
+                value = _network(number, network, first, steered=steered)
+                each = Packed(network, {packed_prefix(number, subnet): value for subnet in network.subnets})
+            if made is not None:
+                made[key] = each
+            packed |= each.elements
     return packed
 
 
-def _prefix(proxy: int, subnet: Network) -> bytes:
+def packed_prefix(proxy: int, subnet: Network) -> bytes:
+    """The key of a subnet of the proxy with this number."""
     bits = _PROXY_BITS + subnet.prefixlen + (_IPV4_MAPPED_BITS if isinstance(subnet, IPv4Network) else 0)
     return pack(program_layout.Prefix(bits, proxy, mapped(subnet.network_address)))
 
@@ -105,6 +141,7 @@ def _network(proxy: int, network: AccessNetwork, networks: Sequence[AccessNetwor
             min_rate=0 if healthy.rate is None else min(healthy.rate.bytes_per_second, _MAX_U32),
             slow_rate=_slow_rate(network, networks),
             proxy=proxy,
-            has_budgets=bool(network.budgets),
+            has_budgets=bool(network.all_budgets),
+            may_be_narrowed=network.may_be_narrowed,
         )
     )

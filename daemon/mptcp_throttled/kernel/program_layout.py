@@ -16,12 +16,18 @@ from mptcp_throttle.linux.inet_diag import IPV4_MAPPED, unmapped
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import Address, FourTuple
 from mptcp_throttle.proxies import Proxies
+from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.control_group import KEY_BYTES, NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, SteeringCounters, UplinkCounters
 
 OBJECTS: Final = Path(__file__).with_name("bpf")
 
+CREDIT_NS: Final = 40_000_000
+"""The unused rate that a share may keep without a burst, in nanoseconds of its rate."""
+
 _PORTS: Final = 65536
+_BITS_PER_KIB: Final = 8 * 1024
+_NS_PER_SECOND: Final = 10**9
 
 _Counters = TypeVar("_Counters", UplinkCounters, ProgramCounters, DiscardCounters, SteeringCounters)
 
@@ -79,6 +85,7 @@ class Network(NamedTuple):
     slow_rate: U32 = 0
     proxy: U32 = 0
     has_budgets: U32 = 0
+    may_be_narrowed: U32 = 0
 
 
 class Sick(NamedTuple):
@@ -168,6 +175,38 @@ class Bucket(NamedTuple):
     open_until: U64 = 0
     last_pulse: U64 = 0
     asked_at: U64 = 0
+    credit_ns: U64 = CREDIT_NS
+    is_bursting: U32 = 0
+    padding: U32 = 0
+
+
+PackedBucket = Annotated[bytes, f"{size_of(Bucket)}s"]
+
+
+class Allowance(NamedTuple):
+    """What is left of a budget until its next stage, and the rates of that."""
+
+    end: U64
+    ns_per_kib: U64
+    arming: U32
+    counting: U32
+    cap: U32
+    limit: U32
+
+
+class Counted(NamedTuple):
+    """What programs have counted for an allowance."""
+
+    bucket: PackedBucket
+    bytes: U64
+    told: U64
+
+
+class Numbers(NamedTuple):
+    """The allowances of an address."""
+
+    of_client: U32
+    of_network: U32
 
 
 class Steered(NamedTuple):
@@ -227,6 +266,11 @@ def unpack_ends(packed: bytes) -> FourTuple:
     ends = unpack(Ends, packed)
     client_port = int.from_bytes(ends.client_port, "big")
     return FourTuple.of(unmapped(ends.client), client_port, unmapped(ends.proxy), ends.proxy_port)
+
+
+def ns_per_kib(rate: Rate) -> int:
+    """How many nanoseconds 1024 bytes take at this rate."""
+    return _BITS_PER_KIB * _NS_PER_SECOND // rate.bits_per_second
 
 
 def pack_u32(number: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from mptcp_throttle.model import FourTuple
+from mptcp_throttle.model import FourTuple, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.decision import Share, Throttle
 
@@ -25,6 +25,18 @@ class _Record:
     subflows: int = 0
 
 
+_Key = Share | tuple[str, RateKind, str]
+
+
+def _key(throttle: Throttle) -> _Key:
+    """What is one share to a program: with a burst, a client's while it has terms of its own, and while it has none.
+
+    Else it would have a burst of each whenever its terms change.
+    """
+    share = throttle.share
+    return (share.network, share.kind, share.who.partition("/")[0]) if throttle.rate.burst else share
+
+
 class ShareNumbers:
     """The shares of a program, numbered from 1. For one thread.
 
@@ -34,7 +46,7 @@ class ShareNumbers:
     def __init__(self) -> None:
         self.linger = 0.0
         self._numbers = count(1)
-        self._records: dict[Share, _Record] = {}
+        self._records: dict[_Key, _Record] = {}
         self._record_of: dict[FourTuple, _Record] = {}
 
     def __bool__(self) -> bool:
@@ -52,9 +64,10 @@ class ShareNumbers:
         """
         rates = {}
         for throttle in filter(None, throttles):
-            record = self._records.get(throttle.share)
+            key = _key(throttle)
+            record = self._records.get(key)
             if record is None:
-                record = self._records[throttle.share] = _Record(next(self._numbers), time.monotonic())
+                record = self._records[key] = _Record(next(self._numbers), time.monotonic())
             if record.rate != throttle.rate:
                 rates[record.number] = throttle.rate
         return rates
@@ -62,18 +75,18 @@ class ShareNumbers:
     def note_rates(self, throttles: Iterable[Throttle | None]) -> None:
         """The program has these rates now."""
         for throttle in filter(None, throttles):
-            self._records[throttle.share].rate = throttle.rate
+            self._records[_key(throttle)].rate = throttle.rate
 
-    def number(self, share: Share) -> int:
-        """Its number."""
-        return self._records[share].number
+    def number(self, throttle: Throttle) -> int:
+        """That of its share."""
+        return self._records[_key(throttle)].number
 
     def note(self, throttles: Mapping[FourTuple, Throttle | None]) -> None:
         """The subflows belong to these shares now, or to none."""
         for ends, throttle in throttles.items():
             before = self._record_of.pop(ends, None)
             if throttle is not None:
-                record = self._record_of[ends] = self._records[throttle.share]
+                record = self._record_of[ends] = self._records[_key(throttle)]
                 record.subflows += 1
             if before is not None:
                 before.subflows -= 1

@@ -1,7 +1,7 @@
 """tc messages: qdiscs, filters and HTB classes.
 
 What a JOIN, a full reconcile or a restart needs goes through our own netlink code (docs/explanation/own-code.md has the
-figures). pyroute2 does what is rare: it deletes the root qdisc and its filters.
+figures). pyroute2 does what is rare: it swaps the root qdiscs, and deletes filters.
 
 Options travel as raw bytes: a qdisc that we replace must be restored exactly as it was, and pyroute2 decodes neither
 all kinds nor classic BPF.
@@ -16,10 +16,11 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from pyroute2 import IPRoute
-from pyroute2.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, rtnl
+from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, nlmsg, rtnl
 from pyroute2.netlink.rtnl import TC_H_ROOT
+from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
+from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors, netlink_call
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate
@@ -32,7 +33,8 @@ _TCA_KIND: Final = 1
 _TCA_OPTIONS: Final = 2
 _TCA_STAB: Final = 8
 _TCA_STATS2: Final = 7
-_NEW: Final = NLM_F_CREATE | NLM_F_EXCL
+_NEW: Final[int] = NLM_F_CREATE | NLM_F_EXCL
+_REPLACE: Final[int] = NLM_F_CREATE | NLM_F_REPLACE
 _STATISTICS: Final = frozenset({3, 4, _TCA_STATS2})  # TCA_STATS, TCA_XSTATS, TCA_STATS2: they come last
 _TCA_STATS_BASIC: Final = 1  # include/uapi/linux/gen_stats.h: struct gnet_stats_basic
 _TCA_STATS_QUEUE: Final = 3  # struct gnet_stats_queue
@@ -48,6 +50,7 @@ class TcMessage(NamedTuple):
     handle: int
     parent: int
     info: int
+    kind: str
     attributes: dict[int, bytes]
 
 
@@ -73,6 +76,27 @@ class Filter(NamedTuple):
     options: bytes | None
 
 
+class _QdiscMessage(nlmsg):  # type: ignore[misc]
+    """A qdisc whose options are bytes, of whatever kind it is.
+
+    It is no subclass of tcmsg: pyroute2 gives a subclass the attributes of a class that was used before it.
+    """
+
+    fields = tcmsg.fields
+    nla_map = (("TCA_UNSPEC", "none"), ("TCA_KIND", "asciiz"), ("TCA_OPTIONS", "cdata"))
+
+
+def qdisc_message(interface: Interface, qdisc: Qdisc, *, replace: bool) -> nlmsg:
+    """The message to add a qdisc, or to `replace` the one at its parent, for pyroute2."""
+    message = _QdiscMessage()
+    message["header"]["type"] = rtnl.RTM_NEWQDISC
+    message["header"]["flags"] = NLM_F_REQUEST | NLM_F_ACK | (_REPLACE if replace else _NEW)
+    message["index"], message["handle"], message["parent"] = interface.index, qdisc.handle, qdisc.parent
+    options = [] if qdisc.options is None else [("TCA_OPTIONS", qdisc.options)]
+    message["attrs"] = [("TCA_KIND", qdisc.kind), *options]
+    return message
+
+
 class TrafficControl:
     """tc of this network namespace. All methods raise KernelError."""
 
@@ -94,32 +118,26 @@ class TrafficControl:
         """The qdiscs of all interfaces, by interface index."""
         by_index: dict[int, list[Qdisc]] = {}
         for message in self._dump("tc qdisc show", rtnl.RTM_GETQDISC):
-            kind, options = message.attributes[_TCA_KIND], message.attributes.get(_TCA_OPTIONS)
-            qdisc = Qdisc(text(kind), message.handle, message.parent, options, _TCA_STAB in message.attributes)
+            options, has_size_table = message.attributes.get(_TCA_OPTIONS), _TCA_STAB in message.attributes
+            qdisc = Qdisc(message.kind, message.handle, message.parent, options, has_size_table)
             by_index.setdefault(message.interface, []).append(qdisc)
         return by_index
 
     def add_qdisc(self, interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> None:
         """Add a qdisc, or `replace` the one at its parent."""
-        self._carry_out(add_qdisc(interface, qdisc, replace=replace))
+        with netlink_call(_describe_new(interface, qdisc, replace=replace)):
+            self._ip.nlm_request_batch([qdisc_message(interface, qdisc, replace=replace)])
 
     def delete_qdisc(self, interface: Interface, qdisc: Qdisc) -> None:
-        """Delete a qdisc; the kernel attaches its default if it is the root."""
+        """Delete a qdisc; the kernel attaches its default if it is the root, and refuses if another one is there."""
         what = f"tc qdisc del dev {interface.name} {qdisc.kind}"
         self._carry_out(tc_request(what, rtnl.RTM_DELQDISC, 0, interface.index, qdisc.handle, qdisc.parent))
-
-    def delete_root(self, interface: Interface) -> None:
-        """Delete the root qdisc; the kernel attaches its default there."""
-        with netlink_call(f"tc qdisc del dev {interface.name} root"):
-            self._ip.tc("del", index=interface.index, parent=TC_H_ROOT)
 
     def filters(self, interface: Interface, parent: int) -> list[Filter]:
         """The filters of a qdisc."""
         what = f"tc filter show dev {interface.name} parent {format_handle(parent)}"
         return [
-            Filter(
-                text(filter_.attributes[_TCA_KIND]), filter_.handle, filter_.info, filter_.attributes.get(_TCA_OPTIONS)
-            )
+            Filter(filter_.kind, filter_.handle, filter_.info, filter_.attributes.get(_TCA_OPTIONS))
             for filter_ in self._dump(what, rtnl.RTM_GETTFILTER, interface.index, parent)
             # Every filter is dumped a second time, with handle 0, for its priority as a whole.
             if filter_.handle
@@ -142,7 +160,7 @@ class TrafficControl:
     def htb_classes(self, interface: Interface) -> dict[int, bytes]:
         """The payload of TCA_OPTIONS of each HTB class of an interface, by class id."""
         messages = self._dump(f"tc class show dev {interface.name}", rtnl.RTM_GETTCLASS, interface.index)
-        htb = (message for message in messages if text(message.attributes[_TCA_KIND]) == "htb")
+        htb = (message for message in messages if message.kind == "htb")
         return {message.handle: message.attributes.get(_TCA_OPTIONS, b"") for message in htb}
 
     def carry_out(self, requests: Sequence[Request]) -> list[KernelError | None]:
@@ -155,10 +173,9 @@ class TrafficControl:
         For a request without options qdisc_create (net/sched/sch_api.c) loads the module of the kind, then HTB refuses.
         pyroute2's `tc()` always sends options.
         """
-        flags = NLM_F_CREATE | NLM_F_REPLACE
         body = _kind_and_options(kind, None)
         what = f"look for qdisc {kind}"
-        request = tc_request(what, rtnl.RTM_NEWQDISC, flags, interface.index, 0, TC_H_ROOT, body=body)
+        request = tc_request(what, rtnl.RTM_NEWQDISC, _REPLACE, interface.index, 0, TC_H_ROOT, body=body)
         (refusal,) = self._socket.carry_out([request])
         return refusal is None or refusal.number != errno.ENOENT
 
@@ -169,13 +186,16 @@ class TrafficControl:
 
     def _dump(self, what: str, type_: int, index: int = 0, parent: int = 0) -> list[TcMessage]:
         """All qdiscs, classes or filters: of the interface `index` or of all, of `parent`."""
-        return [parse_message(payload) for payload in self._socket.dump(tc_request(what, type_, 0, index, 0, parent))]
+        payloads = self._socket.dump(tc_request(what, type_, 0, index, 0, parent))
+        with decoding_errors(what):
+            return [parse_message(payload) for payload in payloads]
 
 
 def read_class_bytes(interface: Interface) -> dict[int, int]:
     """The bytes that each class of an interface has sent, or has in its queue, by class id. Raises KernelError."""
-    request = tc_request(f"tc -s class show dev {interface.name}", rtnl.RTM_GETTCLASS, 0, interface.index, 0, 0)
-    with NetlinkSocket(socket.NETLINK_ROUTE) as netlink:
+    what = f"tc -s class show dev {interface.name}"
+    request = tc_request(what, rtnl.RTM_GETTCLASS, 0, interface.index, 0, 0)
+    with NetlinkSocket(socket.NETLINK_ROUTE) as netlink, decoding_errors(what):
         return dict(map(_class_bytes, netlink.dump(request)))
 
 
@@ -204,11 +224,14 @@ def delete_class(interface: Interface, classid: int) -> Request:
 
 
 def add_qdisc(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> Request:
-    """Add a qdisc, or `replace` the one at its parent."""
-    what = f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"
-    flags = NLM_F_CREATE | (NLM_F_REPLACE if replace else NLM_F_EXCL)
+    """Add a qdisc, or `replace` the one at its parent, together with other changes."""
+    what, flags = _describe_new(interface, qdisc, replace=replace), _REPLACE if replace else _NEW
     body = _kind_and_options(qdisc.kind, qdisc.options)
     return tc_request(what, rtnl.RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body=body)
+
+
+def _describe_new(interface: Interface, qdisc: Qdisc, *, replace: bool) -> str:
+    return f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"
 
 
 def _filter_request(verb: str, type_: int, flags: int, interface: Interface, parent: int, filter_: Filter) -> Request:
@@ -229,6 +252,7 @@ def tc_request(
 
 
 def parse_message(payload: bytes) -> TcMessage:
-    """A message of a dump: struct tcmsg, and attributes."""
+    """A message of a dump: struct tcmsg, and attributes. Raises struct.error, or KeyError if it lacks its kind."""
     _, index, handle, parent, info = _TCMSG.unpack_from(payload)
-    return TcMessage(index, handle, parent, info, attributes(payload, _TCMSG.size, _STATISTICS))
+    present = attributes(payload, _TCMSG.size, _STATISTICS)
+    return TcMessage(index, handle, parent, info, text(present[_TCA_KIND]), present)

@@ -18,7 +18,7 @@ from typing import Final
 from pyroute2.netlink import rtnl
 
 from mptcp_throttle.linux.cbpf import JEQ, LD, RET, Instruction, Line, assemble
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors
 from mptcp_throttle.linux.netlink_codec import Message, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket
 from mptcp_throttled.kernel.interfaces import find_interfaces
@@ -69,7 +69,8 @@ class Notifications(threading.Thread):
                     self._changed()
 
     def _concerns_us(self, message: Message) -> bool:
-        (index,) = _INDEX.unpack_from(message.payload)
+        with decoding_errors("receive netlink notifications"):
+            (index,) = _INDEX.unpack_from(message.payload)
         ours = index in self._indices
         if message.type in {rtnl.RTM_NEWLINK, rtnl.RTM_DELLINK}:
             name = attributes(message.payload, _IFINFOMSG_BYTES, only={_IFLA_IFNAME}).get(_IFLA_IFNAME, b"")

@@ -41,14 +41,9 @@
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* RFC 8684, section 3.3: where the flags are, and what comes before the DATA_ACK */
-#define DSS_FLAGS 3
-#define DSS_HAS_ACK 1
-#define DSS_ACK_64 2
-#define DSS_BASE_BYTES 4
-
 #define OPTION_WINDOW_SCALE 3
-#define MAX_WINDOW_SCALE 14 /* RFC 7323, section 2.3 */
+#define OPTION_WINDOW_SHIFT 2
+#define MAX_WINDOW_SHIFT 14 /* RFC 7323, section 2.3 */
 #define OPTION_FAST_OPEN 34 /* RFC 7413, section 4.1.1 */
 #define MPTCP_CAPABLE 0
 
@@ -102,30 +97,6 @@ static __always_inline bool updates_window(const struct window *window, __u32 ac
 		return false;
 	return is_after(acknowledged, window->acknowledged) || is_after(sequence, window->sequence) ||
 	       (sequence == window->sequence && (bytes > window->bytes || !bytes));
-}
-
-/* Whether the TCP header is where parse() takes it to be: an interface may leave bytes behind the
- * IP packet. */
-static __always_inline bool is_in_place(struct __sk_buff *skb, const struct segment *segment)
-{
-	struct tcphdr tcp;
-
-	return !bpf_skb_load_bytes(skb, tcp_offset(segment), &tcp, sizeof(tcp)) &&
-	       tcp.seq == segment->tcp.seq && tcp.ack_seq == segment->tcp.ack_seq && tcp.check == segment->tcp.check;
-}
-
-/* Where the segment has a DATA_ACK, and its size in bytes; 0: it has none. */
-static __always_inline __u32 find_data_ack(struct __sk_buff *skb, const struct segment *segment, __u32 *bytes)
-{
-	__u32 at = find_mptcp_option(skb, segment, MPTCP_DSS), end = tcp_offset(segment) + segment->tcp_bytes;
-	__u8 flags;
-
-	if (!at || at + DSS_BASE_BYTES > end || bpf_skb_load_bytes(skb, at + DSS_FLAGS, &flags, sizeof(flags)) ||
-	    !(flags & DSS_HAS_ACK))
-		return 0;
-	*bytes = flags & DSS_ACK_64 ? sizeof(__u64) : sizeof(__u32);
-	at += DSS_BASE_BYTES;
-	return at + *bytes > end ? 0 : at;
 }
 
 static __always_inline bool replace(struct __sk_buff *skb, const struct segment *segment, __u32 at, __be32 from[2],
@@ -216,43 +187,21 @@ int lower_data_acks(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* What the options of a SYN offer; `scale` is 0 without window scaling. */
-struct offer {
-	__u8 scale;
-	bool mptcp;
-	bool fast_open;
-};
-
-/* One loop for all options: the verifier of Linux 6.1 takes too long for one per option. An option
- * of two bytes at the end of the header is not found. */
-static __always_inline void read_offer(struct __sk_buff *skb, const struct segment *segment, struct offer *offer)
+/* The shift of the window that this SYN offers; 0: none. */
+static __always_inline __u8 window_shift(struct __sk_buff *skb, const struct segment *segment)
 {
-	__u32 at = tcp_offset(segment) + sizeof(struct tcphdr);
-	__u32 end = tcp_offset(segment) + segment->tcp_bytes;
+	__u32 at = find_segment_option(skb, segment, OPTION_WINDOW_SCALE, 0);
+	__u8 shift;
 
-	for (int i = 0; i < MAX_OPTIONS; i++) {
-		__u8 option[OPTION_BASE_BYTES];
-
-		if (!load_option(skb, at, end, option))
-			return;
-		if (option[0] == OPTION_NOP) {
-			at++;
-			continue;
-		}
-		if (option[0] == OPTION_WINDOW_SCALE)
-			offer->scale = option[2] < MAX_WINDOW_SCALE ? option[2] : MAX_WINDOW_SCALE;
-		offer->mptcp |= option[0] == OPTION_MPTCP && option[2] >> 4 == MPTCP_CAPABLE;
-		offer->fast_open |= option[0] == OPTION_FAST_OPEN;
-		if (option[1] < 2)
-			return;
-		at += option[1];
-	}
+	if (!at || bpf_skb_load_bytes(skb, at + OPTION_WINDOW_SHIFT, &shift, sizeof(shift)))
+		return 0;
+	return shift < MAX_WINDOW_SHIFT ? shift : MAX_WINDOW_SHIFT;
 }
 
-static __always_inline void divide(struct __sk_buff *skb, const struct segment *segment, __u8 scale)
+static __always_inline void divide(struct __sk_buff *skb, const struct segment *segment, __u8 shift)
 {
 	__u32 tcp_at = tcp_offset(segment);
-	__be16 window = bpf_htons(bpf_ntohs(segment->tcp.window) >> scale ?: 1);
+	__be16 window = bpf_htons(bpf_ntohs(segment->tcp.window) >> shift ?: 1);
 
 	if (!bpf_l4_csum_replace(skb, tcp_at + offsetof(struct tcphdr, check), segment->tcp.window, window,
 				 sizeof(window)))
@@ -263,16 +212,18 @@ SEC("tc")
 int divide_window(struct __sk_buff *skb)
 {
 	struct segment segment;
-	struct offer offer = {};
 	struct sock_common *common;
 	struct tcp_sock *tp;
 	bool is_mptcp;
+	__u8 shift;
 
 	if (!parse(skb, &segment, true) || !segment.tcp.syn || segment.tcp.ack || segment.tcp.rst ||
-	    !is_on_a_network(&segment.ends))
+	    !is_on_a_network(&segment.ends) || !is_in_place(skb, &segment) ||
+	    !find_mptcp_option(skb, &segment, MPTCP_CAPABLE) ||
+	    !(segment.payload || find_segment_option(skb, &segment, OPTION_FAST_OPEN, 0)))
 		return TC_ACT_UNSPEC;
-	read_offer(skb, &segment, &offer);
-	if (!offer.scale || !offer.mptcp || !(segment.payload || offer.fast_open) || !is_in_place(skb, &segment))
+	shift = window_shift(skb, &segment);
+	if (!shift)
 		return TC_ACT_UNSPEC;
 	common = find_socket(skb, &segment.ends);
 	if (!common)
@@ -281,7 +232,7 @@ int divide_window(struct __sk_buff *skb)
 	is_mptcp = tp && is_listening(tp) && connection_to_proxy(tp);
 	bpf_sk_release(common);
 	if (is_mptcp)
-		divide(skb, &segment, offer.scale);
+		divide(skb, &segment, shift);
 	return TC_ACT_UNSPEC;
 }
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Which paths are sick: they do not keep the bounds of their network. throttle.bpf.c judges the
- * windows of a subflow, and the other programs act on it. Times are those of bpf_ktime_get_ns(). */
+/* Which paths are sick: they do not keep the bounds of their network, or no DATA_ACKs arrive over
+ * them. throttle.bpf.c judges the windows of a subflow, steering.bpf.c its DATA_ACKs, and both act
+ * on it. Times are those of bpf_ktime_get_ns(). */
 #ifndef HEALTH_H
 #define HEALTH_H
 
+#include "data_acks.h"
 #include "networks.h"
 #include "subflow.h"
 
@@ -50,15 +52,15 @@ static __always_inline bool has_bounds(const struct network *network)
 	return network->max_rtt_us || network->max_loss || network->min_rate;
 }
 
-static __always_inline bool is_sick(struct sock *sk, const struct network *network)
+static __always_inline bool is_sick(const struct ends *ends, const struct network *network)
 {
-	struct ends ends = {};
 	struct sick *sick;
 
+	if (is_without_data_acks(ends))
+		return true;
 	if (!has_bounds(network))
 		return false;
-	ends_of_socket((void *)sk, &ends);
-	sick = bpf_map_lookup_elem(&sick_subflows, &ends);
+	sick = bpf_map_lookup_elem(&sick_subflows, ends);
 	return sick && bpf_ktime_get_ns() - sick->seen_at < SICK_HOLDS_NS;
 }
 

@@ -54,8 +54,8 @@ struct minmax {
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	bool is_mptcp;
-	__u32 write_seq, snd_nxt, snd_una, snd_wl1, snd_wnd, segs_out, rcv_nxt, rcv_wnd, rcv_wup, notsent_lowat, tsoffset;
-	__u32 srtt_us, max_window;
+	__u32 write_seq, snd_nxt, snd_una, snd_wl1, snd_wnd, rcv_nxt, rcv_wnd, rcv_wup, notsent_lowat, tsoffset;
+	__u32 srtt_us, max_window, mss_cache, delivered, segs_out, segs_in, data_segs_out, data_segs_in;
 	struct minmax rtt_min; /* in microseconds */
 	__u64 tcp_mstamp, bytes_received, bytes_sent, bytes_acked, bytes_retrans;
 	struct tcp_options_received rx_opt;
@@ -64,7 +64,7 @@ struct tcp_sock {
 /* net/mptcp/protocol.h */
 struct mptcp_sock {
 	__u32 token;
-	__u64 write_seq, snd_nxt, wnd_end;
+	__u64 write_seq, snd_nxt, snd_una, wnd_end;
 	__u64 bytes_acked; /* since Linux 6.5 */
 	struct list_head conn_list;
 	bool recovery;

@@ -8,15 +8,10 @@
 #include <bpf/bpf_helpers.h>
 #include "settings.h"
 
-#define MAX_PROXIES 16 /* mptcp_throttle/proxies.py */
-#define KEY_BITS (32 + 128)
-
-/* Twice the most that a configuration may have (mptcp_throttle/config/load.py), and one for each
- * proxy: a reload adds the new subnets before it deletes the old ones. A subnet takes up to 200
- * bytes of memory, its share of the inner nodes included. */
+/* A subnet takes up to 200 bytes of memory, its share of the inner nodes included. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 2 * (65535 + MAX_PROXIES));
+	__uint(max_entries, MAX_PREFIXES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct prefix);
 	__type(value, struct network);

@@ -29,19 +29,17 @@ static __always_inline bool kernel_says_backup(struct mptcp_subflow_context *con
 	return BPF_CORE_READ_BITFIELD_PROBED(context, backup);
 }
 
-/* Whether the client or the proxy's kernel wants the subflow to be a backup, whatever
- * steering.bpf.c has told MPTCP. */
-static __always_inline bool is_backup(struct mptcp_subflow_context *context, struct sock *sk)
+/* Whether the client or the proxy's kernel wants the subflow with these ends to be a backup,
+ * whatever steering.bpf.c has told MPTCP. */
+static __always_inline bool is_backup(struct mptcp_subflow_context *context, const struct ends *ends)
 {
 	struct steered *steered;
-	struct ends ends = {};
 
 	if (is_backup_for_client(context))
 		return true;
 	if (!kernel_says_backup(context))
 		return false;
-	ends_of_socket((void *)sk, &ends);
-	steered = bpf_map_lookup_elem(&steered_subflows, &ends);
+	steered = bpf_map_lookup_elem(&steered_subflows, ends);
 	return !steered || steered->client_wants_backup;
 }
 
@@ -55,16 +53,15 @@ __noinline int member_of(__u64 member, __u32 proxy, __u32 preference)
 	struct mptcp_subflow_context *context = (void *)member;
 	struct sock *sk = BPF_CORE_READ(context, tcp_sock);
 	struct network *network;
-	__u8 address[16];
-	bool backup, preferred;
+	struct ends ends = {};
+	bool preferred;
 
 	if (!sk || !is_live(context, sk))
 		return 0;
-	client_address(sk, address);
-	network = network_of(proxy, address);
-	preferred = network && network->preference < preference && !is_sick(sk, network);
-	backup = is_backup(context, sk);
-	if (backup)
+	ends_of_socket((void *)sk, &ends);
+	network = network_of(proxy, ends.client);
+	preferred = network && network->preference < preference && !is_sick(&ends, network);
+	if (is_backup(context, &ends))
 		return preferred ? PREFERRED_BACKUP : 0;
 	return preferred ? REGULAR | PREFERRED_REGULAR : REGULAR;
 }
@@ -112,10 +109,11 @@ static __always_inline struct tcp_sock *next_socket(struct walk *walk, struct en
 
 enum preferred { NO_PREFERRED, PREFERRED_UNUSED, PREFERRED_USED, TOO_MANY_SUBFLOWS };
 
-/* Whether the connection has, on a network that is more preferred than this one, a live subflow, and whether
- * MPTCP uses both it and this subflow. If a member of the list goes while it is read, the
- * answer may be wrong until it is asked for again. */
-static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, const struct network *network)
+/* Whether the connection has, on a network that is more preferred than this one, a live subflow,
+ * and whether MPTCP uses both it and this subflow. If a member of the list goes while it is read,
+ * the answer may be wrong until it is asked for again. */
+static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, const struct ends *ends,
+							const struct network *network)
 {
 	__u32 proxy = network->proxy, preference = network->preference;
 	struct walk walk = members_of(connection_of(tp));
@@ -132,7 +130,7 @@ static __always_inline enum preferred preferred_subflow(struct tcp_sock *tp, con
 			break;
 	}
 	if (members & PREFERRED_REGULAR)
-		return is_backup(subflow_context(tp), (void *)tp) ? PREFERRED_UNUSED : PREFERRED_USED;
+		return is_backup(subflow_context(tp), ends) ? PREFERRED_UNUSED : PREFERRED_USED;
 	if (!is_at_end(&walk))
 		return TOO_MANY_SUBFLOWS;
 	if (!(members & PREFERRED_BACKUP))

@@ -16,6 +16,8 @@
 #include "settings.h"
 
 #define IP_FRAGMENT 0x3fff
+/* NOPs: the options of keep-alives that steering.bpf.c makes. TCP sends none alone. */
+#define KEEP_ALIVE_OPTIONS 0x01010101U
 
 /* A TCP segment. `payload`: bytes of data; `ip_at`: offset of the IP header in the packet. */
 struct segment {
@@ -40,8 +42,8 @@ static __always_inline bool may_be_ip(__u32 protocol)
 	       protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
-/* False if it is no TCP segment, a fragment of one, or has IPv4 options or IPv6 extension headers.
- * */
+/* False if it is no whole TCP segment, a fragment of one, or has IPv4 options or IPv6 extension
+ * headers. */
 static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment, bool is_from_client)
 {
 	struct ends *ends = &segment->ends;
@@ -77,11 +79,22 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *segment
 	ends->client_port = (__u32)(is_from_client ? segment->tcp.source : segment->tcp.dest) << 16;
 	ends->proxy_port = bpf_ntohs(is_from_client ? segment->tcp.dest : segment->tcp.source);
 	segment->tcp_bytes = segment->tcp.doff * 4;
-	if (total > skb->len || total < segment->ip_bytes + segment->tcp_bytes)
+	if (segment->tcp_bytes < sizeof(segment->tcp) || total > skb->len ||
+	    total < segment->ip_bytes + segment->tcp_bytes)
 		return false;
 	segment->payload = total - segment->ip_bytes - segment->tcp_bytes;
 	segment->ip_at = skb->len - total;
 	return true;
+}
+
+/* Whether the TCP header is where parse() takes it to be: an interface may leave bytes behind the
+ * IP packet. */
+static __always_inline bool is_in_place(struct __sk_buff *skb, const struct segment *segment)
+{
+	struct tcphdr tcp;
+
+	return !bpf_skb_load_bytes(skb, tcp_offset(segment), &tcp, sizeof(tcp)) &&
+	       tcp.seq == segment->tcp.seq && tcp.ack_seq == segment->tcp.ack_seq && tcp.check == segment->tcp.check;
 }
 
 /* The checksum of a sum of bpf_csum_diff(). */

@@ -11,6 +11,7 @@
 #define SHARED_WITH_DAEMON(name, type) type *name SEC("shared")
 
 #define PORTS 65536
+#define MAX_PROXIES 16 /* mptcp_throttle/proxies.py */
 
 /* Constant once the program is loaded. Sockets of other network namespaces, each with a daemon of
  * its own, may be in the same cgroup. `proxies` has the number of the proxy with each port; 0: none
@@ -41,6 +42,12 @@ struct prefix {
 	__u8 address[16];
 };
 
+#define KEY_BITS (32 + 128) /* of a proxy and an address */
+
+/* Twice the most subnets that a configuration may have (mptcp_throttle/config/network_files.py), and one for each
+ * proxy: a reload adds the new prefixes before it deletes the old ones. */
+#define MAX_PREFIXES (2 * (65535 + MAX_PROXIES))
+
 /* A client of a proxy. */
 struct client {
 	__u32 proxy;
@@ -54,7 +61,8 @@ struct client {
  * subflows back, so they need no pace. A subflow with a lower rate than `slow_rate` bytes/s may
  * have little unsent, for less preferred ones, which have caps; 0: none has. The bounds, 0 if there
  * is none, within which a path of the network is healthy: the round trip in microseconds, the loss
- * in thousandths, the rate in bytes/s. `has_budgets`: connections without MPTCP are counted, too. */
+ * in thousandths, the rate in bytes/s. `has_budgets`: connections without MPTCP are counted, too.
+ * `may_be_narrowed`: a stage of these may lower the rates (allowance_maps.h). */
 struct network {
 	__u32 preference;
 	__u32 pace;
@@ -67,11 +75,12 @@ struct network {
 	__u32 slow_rate;
 	__u32 proxy;
 	__u32 has_budgets;
+	__u32 may_be_narrowed;
 };
 
-/* A subflow that has closed, with its totals; or a connection without MPTCP, whose `token` is 0. Bytes are payload; those sent include those
- * retransmitted. `own_acks` of `segments_in` were made by steering.bpf.c; for `held_ns`, data waited
- * while it held the subflow back. */
+/* A subflow that has closed, with its totals; or a connection without MPTCP, whose `token` is 0.
+ * Bytes are payload; those sent include those retransmitted. `own_acks` of `segments_in` were made
+ * by steering.bpf.c; for `held_ns`, data waited while it held the subflow back. */
 struct closed {
 	struct ends ends;
 	__u64 cookie;

@@ -12,18 +12,20 @@
  *
  * A capped subflow is regular only for a pulse: when a more preferred subflow of its connection is
  * saturated, and its token bucket has no debt. `steer_downlinks`, at the egress, counts what capped
- * subflows send, and makes them backups again.
+ * subflows send, and makes them backups again. With a burst it is regular, too, while its bucket has
+ * that.
  *
  * An ACK is made of any packet at hand: the packet is cloned to the ingress of the interface with a
  * mark, where `deliver_acks` writes the ACK over it. It acknowledges less than an ACK before it, so
  * that TCP looks at nothing but its options. It has no time stamps, since copied ones could be too
- * old (PAWS).
+ * old (PAWS). In the same way `remind` has a keep-alive made for a client.
  *
  * `remind` looks at subflows that send nothing. The daemon runs it many times a second, by
  * BPF_PROG_TEST_RUN. `adopt` makes records of the subflows that are older than the programs.
  */
 #include <stddef.h>
 #include <linux/pkt_cls.h>
+#include "allowances.h"
 #include "control_group.h"
 #include "counters.h"
 #include "options.h"
@@ -52,6 +54,9 @@ char LICENSE[] SEC("license") = "GPL";
 #define RATE_ROUND_TRIPS 8
 #define LONG_NS 1000000000ULL
 #define BREAK_NS 50000000ULL
+/* The rate at which a subflow delivers is that of so long: when a path becomes slow, what waits for it
+ * is soon known to take long. */
+#define PRESENT_NS 250000000ULL
 
 #define LOOK_NS 1000000ULL /* between two looks at the subflows of a connection */
 #define ARRIVED_NS 5000000ULL /* an ACK of ours has been processed, or is lost */
@@ -63,6 +68,10 @@ char LICENSE[] SEC("license") = "GPL";
 #define MAX_INTERFACES 16 /* mptcp_throttle/proxies.py */
 #define FREE_NS 1000000000ULL /* between two looks at a subflow that is free */
 #define NETWORK_NS 100000000ULL /* between two looks at the network of a subflow without a cap */
+/* For so long MPTCP acknowledges nothing although data is on its way, until the ACKs of preferred
+ * subflows are looked at. Those of a client whose path is well all have a DATA_ACK. */
+#define STANDSTILL_NS 200000000ULL
+#define SICK_ACKS 3
 
 #define ACK_WINDOW 1024 /* TCP does not take the window of an old ACK */
 #define ACK_HOPS 64
@@ -116,9 +125,24 @@ struct {
 	__type(value, __u32);
 } free_slots SEC(".maps");
 
+/* Of a subflow, by its slot: since when MPTCP at its client has acknowledged no more than this, or
+ * when a keep-alive was sent last. What an earlier subflow leaves there does no harm. */
+struct standstill {
+	__u64 acknowledged;
+	__u64 since;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_STEERED);
+	__type(key, __u32);
+	__type(value, struct standstill);
+} standstills SEC(".maps");
+
 /* Of a subflow that others may wait for: since when it has sent without a break, when it sent data
  * last, how much, and when another may get a pulse. `sent` is what its socket has sent in all, and
- * `acked` what had been acknowledged before `since`.
+ * `delivered` how many of its segments had arrived at `rate_since`: these begin again after PRESENT_NS,
+ * and `ns_per_kib` (0: not known) is what a KiB took in the time before.
+ * `more_waited`: when it sent last, data was left that its receiver had room for.
  * `preference` is that of its network, one of the proxy with this number, which has no cap until
  * `network_known_until`. `is_translated`: its packets do not have the ends of its socket, and the rest
  * has no meaning. */
@@ -128,11 +152,15 @@ struct sending {
 	__u64 bytes;
 	__u64 pulse_at;
 	__u64 sent;
-	__u64 acked;
+	__u64 rate_since;
+	__u64 ns_per_kib;
+	__u32 delivered;
 	__u64 network_known_until;
 	__u32 preference;
 	__u32 proxy;
 	__u32 is_translated;
+	__u32 more_waited;
+	__u32 padding;
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -218,16 +246,33 @@ static __always_inline struct steered *add_steered(struct tcp_sock *tp, const st
 	return bpf_map_lookup_elem(&steered_subflows, ends);
 }
 
-static __always_inline struct bucket *bucket_of(__u32 proxy, const struct ends *ends)
+/* Whether capped subflows may send as if they had no cap. A burst that was used begins again when half
+ * of it is there: else a long download would have many small ones, whether they help it or not. */
+static __always_inline bool is_bursting(struct bucket *bucket, __u64 now)
 {
+	__u64 credit = now > bucket->paid_at ? now - bucket->paid_at : 0;
+
+	if (bucket->credit_ns <= CREDIT_NS)
+		return false;
+	if (credit <= CREDIT_NS)
+		bucket->is_bursting = 0;
+	else if (credit >= bucket->credit_ns / 2)
+		bucket->is_bursting = 1;
+	return bucket->is_bursting;
+}
+
+static __always_inline struct bucket *bucket_of(const struct network *network, const struct ends *ends)
+{
+	struct bucket *of_allowance = network->may_be_narrowed ? bucket_of_allowance(network->proxy, ends) : NULL, *bucket;
 	__u32 *number = bpf_map_lookup_elem(&bucket_numbers, ends);
-	struct client client = { .proxy = proxy };
+	struct client client = { .proxy = network->proxy };
 
 	if (!number) {
 		__builtin_memcpy(client.address, ends->client, sizeof(client.address));
 		number = bpf_map_lookup_elem(&bucket_numbers_of_clients, &client);
 	}
-	return number ? bpf_map_lookup_elem(&buckets, number) : NULL;
+	bucket = number ? bpf_map_lookup_elem(&buckets, number) : NULL;
+	return of_allowance && (!bucket || bucket->ns_per_kib < of_allowance->ns_per_kib) ? of_allowance : bucket;
 }
 
 /* Notes what has left through an interface without our filter. */
@@ -236,7 +281,7 @@ static __always_inline void look_for_uncounted(struct steered *steered, struct t
 {
 	__u64 sent = BPF_CORE_READ(tp, bytes_sent), uncounted = sent - steered->counted;
 
-	charge(&bucket->paid_at, bucket->ns_per_kib, uncounted, now);
+	charge(&bucket->paid_at, bucket->ns_per_kib, uncounted, bucket->credit_ns, now);
 	steered->counted = sent;
 	steered->is_uncounted |= uncounted > UNCOUNTED_BYTES;
 }
@@ -297,9 +342,9 @@ static __always_inline bool has_ended(struct tcp_sock *tp)
 
 /* Tells MPTCP what holds now, if that is not what it was told last, or if it has not heard it. */
 static __always_inline void settle(struct __sk_buff *skb, struct steered *steered, struct tcp_sock *tp,
-				   const struct bucket *bucket, __u64 now)
+				   struct bucket *bucket, __u64 now)
 {
-	bool is_held = steered->is_capped && !steered->is_uncounted &&
+	bool is_held = steered->is_capped && !steered->is_uncounted && !(bucket && is_bursting(bucket, now)) &&
 		       (now >= steered->open_until || !bucket || bucket->paid_at > now);
 	enum proxy_told wanted = is_held ? IS_BACKUP : IS_REGULAR;
 
@@ -335,12 +380,13 @@ static __always_inline void set_capped(struct steered *steered, struct tcp_sock 
 	steered->is_capped = is_capped;
 }
 
-static __always_inline void look(struct steered *steered, struct tcp_sock *tp, const struct network *network, __u64 now)
+static __always_inline void look(struct steered *steered, const struct ends *ends, struct tcp_sock *tp,
+				 const struct network *network, __u64 now)
 {
 	steered->looked_at = now;
 	set_capped(steered, tp,
-		   network && network->pace && !belongs_to_control_group(tp) &&
-			   preferred_subflow(tp, network) == PREFERRED_USED,
+		   network && cap_on(network, ends) && !belongs_to_control_group(tp) &&
+			   preferred_subflow(tp, ends, network) == PREFERRED_USED,
 		   now);
 }
 
@@ -368,10 +414,10 @@ static __always_inline void count_capped(struct __sk_buff *skb, const struct seg
 	steered->is_uncounted = 0;
 	steered->interface = skb->ifindex;
 	if (now - steered->looked_at >= LOOK_NS)
-		look(steered, tp, network, now);
-	bucket = steered->is_capped ? bucket_of(network->proxy, &segment->ends) : NULL;
+		look(steered, &segment->ends, tp, network, now);
+	bucket = steered->is_capped ? bucket_of(network, &segment->ends) : NULL;
 	if (segment->payload && !spend_free_bytes(steered, segment->payload) && bucket)
-		charge(&bucket->paid_at, bucket->ns_per_kib, skb->wire_len, now);
+		charge(&bucket->paid_at, bucket->ns_per_kib, skb->wire_len, bucket->credit_ns, now);
 	settle(skb, steered, tp, bucket, now);
 }
 
@@ -403,11 +449,11 @@ static __always_inline void leave_translated(struct tcp_sock *tp)
 		steered->is_uncounted = 1;
 }
 
-static __always_inline bool has_less_preferred_cap(const struct ends *ends, __u32 proxy, __u32 preference)
+static __always_inline struct network *less_preferred_network(const struct ends *ends, __u32 proxy, __u32 preference)
 {
 	struct network *network = network_of(proxy, ends->client);
 
-	return network && network->pace && network->preference > preference && network->preference != NO_PREFERENCE;
+	return network && network->preference > preference && network->preference != NO_PREFERENCE ? network : NULL;
 }
 
 /* Looks for the subflows that are capped from now on. */
@@ -426,16 +472,24 @@ static long begin_cap_of_member(__u32 index __attribute__((unused)), struct begi
 	struct steered *steered;
 	struct ends ends = {};
 	struct tcp_sock *tp = next_socket(&beginning->walk, &ends);
+	struct network *network;
+	struct bucket *bucket;
 
 	if (!tp)
 		return 1;
-	if (!has_less_preferred_cap(&ends, beginning->proxy, beginning->preference))
+	/* One whose cap is that of an allowance begins at the next packet of the subflow. */
+	network = less_preferred_network(&ends, beginning->proxy, beginning->preference);
+	if (!network || !network->pace)
 		return 0;
 	steered = bpf_map_lookup_elem(&steered_subflows, &ends) ?: add_steered(tp, &ends, beginning->skb->ifindex);
 	if (!steered)
 		return 0;
 	set_capped(steered, tp, true, beginning->now);
-	settle(beginning->skb, steered, tp, NULL, beginning->now);
+	bucket = bucket_of(network, &ends);
+	/* A pulse of an earlier cap has ended. */
+	if (bucket && !is_bursting(bucket, beginning->now))
+		bucket = NULL;
+	settle(beginning->skb, steered, tp, bucket, beginning->now);
 	return 0;
 }
 
@@ -469,8 +523,8 @@ static __always_inline bool has_its_turn(const struct steered *steered, struct b
 	return false;
 }
 
-/* What waits at the proxy for a subflow: how long that takes, at the rate at which the subflow has
- * delivered since its last break, and that rate; both 0 if nothing has been delivered. */
+/* What waits at the proxy for a subflow: how long that takes, at the rate at which the subflow
+ * delivers, and that rate; both 0 if nothing has been delivered. */
 struct waiting {
 	__u64 takes_ns;
 	__u64 ns_per_kib;
@@ -478,12 +532,29 @@ struct waiting {
 	bool is_saturated;
 };
 
+/* Nanoseconds per KiB; 0: nothing has been delivered. */
+static __always_inline __u64 present_rate(struct tcp_sock *tp, const struct sending *sending, __u64 now)
+{
+	__u64 lasts = now - sending->rate_since;
+	__u64 delivered = (__u64)(tp->delivered - sending->delivered) * tp->mss_cache;
+
+	if (sending->ns_per_kib && lasts < RATE_NS)
+		return sending->ns_per_kib;
+	return delivered ? (lasts << 10) / delivered : sending->ns_per_kib;
+}
+
+static __always_inline void begin_rate(struct tcp_sock *tp, struct sending *sending, __u64 now, __u64 ns_per_kib)
+{
+	sending->rate_since = now;
+	sending->delivered = tp->delivered;
+	sending->ns_per_kib = ns_per_kib;
+}
+
 static __always_inline struct waiting waiting_for(struct tcp_sock *tp, struct mptcp_sock *msk,
 						  const struct sending *sending, __u64 now)
 {
 	__u64 unassigned = BPF_CORE_READ(msk, write_seq) - BPF_CORE_READ(msk, snd_nxt);
-	__u64 bytes = unassigned + tp->inet_conn.icsk_inet.sk.sk_wmem_queued, delivered = tp->bytes_acked - sending->acked;
-	__u64 ns_per_kib = delivered ? ((now - sending->since) << 10) / delivered : 0;
+	__u64 bytes = unassigned + tp->inet_conn.icsk_inet.sk.sk_wmem_queued, ns_per_kib = present_rate(tp, sending, now);
 	struct waiting waiting = {
 		.takes_ns = bytes * ns_per_kib >> 10,
 		.ns_per_kib = ns_per_kib,
@@ -528,11 +599,13 @@ static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pu
 	struct steered *steered;
 	struct ends ends = {};
 	struct tcp_sock *tp = next_socket(&pulse->walk, &ends);
+	struct network *network;
 	__u64 from;
 
 	if (!tp)
 		return 1;
-	if (!has_less_preferred_cap(&ends, pulse->proxy, pulse->preference))
+	network = less_preferred_network(&ends, pulse->proxy, pulse->preference);
+	if (!network || !cap_on(network, &ends))
 		return 0;
 	steered = bpf_map_lookup_elem(&steered_subflows, &ends);
 	if (!steered || !steered->is_capped || steered->client_wants_backup || steered->is_uncounted ||
@@ -542,8 +615,10 @@ static long begin_pulse_of_member(__u32 index __attribute__((unused)), struct pu
 		pulse->next = pulse->now + RETRY_PULSE_NS;
 		return 0;
 	}
-	bucket = bucket_of(pulse->proxy, &ends);
+	bucket = bucket_of(network, &ends);
 	if (!pulse->waiting.is_saturated && (!bucket || SLOW_CAPS * pulse->waiting.ns_per_kib < bucket->ns_per_kib))
+		return 0;
+	if (bucket && is_bursting(bucket, pulse->now))
 		return 0;
 	if (!pulse->held)
 		pulse->held = steered;
@@ -613,6 +688,19 @@ static __always_inline bool has_more_to_send(struct tcp_sock *tp, struct mptcp_s
 	return BPF_CORE_READ(msk, write_seq) != BPF_CORE_READ(msk, snd_nxt) || tp->write_seq - tp->snd_nxt > payload;
 }
 
+/* Whether data is left that the receiver has room for: `payload` bytes leave now. After a gap, TCP's
+ * pacing has made it, and not the reader or the sender of the data. */
+static __always_inline bool more_waits(struct tcp_sock *tp, __u64 payload)
+{
+	struct mptcp_sock *msk;
+
+	if (tp->write_seq - tp->snd_nxt > payload)
+		return tp->snd_una + tp->snd_wnd - tp->snd_nxt > payload;
+	msk = connection_of(tp);
+	return msk && BPF_CORE_READ(msk, write_seq) != BPF_CORE_READ(msk, snd_nxt) &&
+	       BPF_CORE_READ(msk, wnd_end) != BPF_CORE_READ(msk, snd_nxt);
+}
+
 /* What a subflow sends that others may be capped for. */
 static __always_inline void watch_preferred(struct __sk_buff *skb, struct sending *sending, struct tcp_sock *tp,
 					    __u64 now)
@@ -624,14 +712,17 @@ static __always_inline void watch_preferred(struct __sk_buff *skb, struct sendin
 	if (!payload)
 		return;
 	sending->sent = sent;
-	/* Slow subflows send rarely, but then something is in flight. TCP advances snd_nxt when the
-	 * segment has left. */
-	if (now - sending->last_sent > BREAK_NS && tp->snd_nxt == tp->snd_una) {
+	/* Slow subflows send rarely, but then something is in flight, or waits. TCP advances snd_nxt when
+	 * the segment has left. */
+	if (now - sending->last_sent > BREAK_NS && tp->snd_nxt == tp->snd_una && !sending->more_waited) {
 		sending->since = now;
 		sending->bytes = 0;
-		sending->acked = tp->bytes_acked;
+		begin_rate(tp, sending, now, 0);
+	} else if (now - sending->rate_since > PRESENT_NS) {
+		begin_rate(tp, sending, now, present_rate(tp, sending, now));
 	}
 	sending->last_sent = now;
+	sending->more_waited = more_waits(tp, payload);
 	sending->bytes += payload;
 	if (now < sending->pulse_at || (sending->bytes < SATURATED_BYTES && !is_rate_known(tp, sending, now)))
 		return;
@@ -640,6 +731,25 @@ static __always_inline void watch_preferred(struct __sk_buff *skb, struct sendin
 		waiting = waiting_for(tp, msk, sending, now);
 		sending->pulse_at = begin_pulse(skb, msk, &waiting, sending, now);
 	}
+}
+
+/* Not inlined: programs have little stack. */
+static __noinline int count_socket(struct bpf_sock *sk, struct tcp_sock *tp, __u32 proxy)
+{
+	__u8 address[16];
+
+	client_address((void *)tp, address);
+	count_carried(sk, tp, proxy, address, false);
+	return 0;
+}
+
+/* What a connection without MPTCP sends is in budgets, too. */
+static __always_inline void count_tcp(struct bpf_sock *sk, struct tcp_sock *tp)
+{
+	__u32 proxy = proxy_with_port(tp->inet_conn.icsk_inet.sk.__sk_common.skc_num);
+
+	if (proxy)
+		count_socket(sk, tp, proxy);
 }
 
 SEC("tc")
@@ -657,8 +767,10 @@ int steer_downlinks(struct __sk_buff *skb)
 	if (!sk)
 		return TC_ACT_UNSPEC;
 	tp = bpf_skc_to_tcp_sock(sk);
-	if (tp && !tp->is_mptcp)
+	if (tp && !tp->is_mptcp) {
+		count_tcp(sk, tp);
 		return TC_ACT_UNSPEC;
+	}
 	now = bpf_ktime_get_ns();
 	sending = tp ? bpf_sk_storage_get(&sendings, sk, 0, 0) : NULL;
 	if (sending && now < sending->network_known_until) {
@@ -695,14 +807,16 @@ int steer_downlinks(struct __sk_buff *skb)
 	if (!sending->since) {
 		sending->since = sending->last_sent = now;
 		sending->sent = tp->bytes_sent - segment.payload;
-		sending->acked = tp->bytes_acked;
-		if (!is_backup(subflow_context(tp), (void *)tp) && !belongs_to_control_group(tp))
+		begin_rate(tp, sending, now, 0);
+		if (!is_backup(subflow_context(tp), &segment.ends) && !belongs_to_control_group(tp))
 			begin_caps(skb, tp, network, now);
 	}
 	sending->preference = network->preference;
-	if (network->pace)
+	if (network->may_be_narrowed)
+		count_socket(sk, tp, sending->proxy);
+	if (cap_on(network, &segment.ends))
 		count_capped(skb, &segment, tp, network, now);
-	else
+	else if (!network->may_be_narrowed)
 		sending->network_known_until = now + NETWORK_NS;
 	watch_preferred(skb, sending, tp, now);
 	return TC_ACT_UNSPEC;
@@ -744,17 +858,26 @@ static __always_inline void write_ip(struct __sk_buff *skb, __u32 at, const stru
 	}
 }
 
-/* Writes an ACK of the client over a marked packet, which `segment` describes. */
-static __always_inline bool write_ack(struct __sk_buff *skb, const struct segment *segment)
+/* The same subflow, as segments of the proxy have its ends. */
+static __always_inline void turn(struct ends *ends)
 {
-	__u32 number = skb->mark & ACK_MARK_SLOT, sum = bpf_htons(IPPROTO_TCP) + bpf_htons(sizeof(struct prioritised_ack));
-	struct ends *ends = ends_in_slot(number);
-	struct steered *steered = ends ? bpf_map_lookup_elem(&steered_subflows, ends) : NULL;
-	__u32 option = PRIORITY_OPTION | (skb->mark & ACK_MARK_BACKUP ? PRIORITY_BACKUP : 0), ip_bytes, protocol;
+	struct ends turned = {
+		.client_port = (__u32)bpf_htons(ends->proxy_port) << 16,
+		.proxy_port = bpf_ntohs(ends->client_port >> 16),
+	};
+
+	__builtin_memcpy(turned.client, ends->proxy, sizeof(turned.client));
+	__builtin_memcpy(turned.proxy, ends->client, sizeof(turned.proxy));
+	*ends = turned;
+}
+
+/* Writes an ACK with an option over a packet, which `segment` describes, from `ends->client`. */
+static __always_inline bool write_ack(struct __sk_buff *skb, const struct segment *segment, const struct ends *ends,
+				      const struct steered *steered, __u32 option)
+{
+	__u32 sum = bpf_htons(IPPROTO_TCP) + bpf_htons(sizeof(struct prioritised_ack)), ip_bytes, protocol;
 	struct prioritised_ack ack = {};
 
-	if (!steered || steered->slot != number)
-		return false;
 	ip_bytes = is_mapped_ipv4(ends->client) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 	protocol = bpf_htons(ip_bytes == sizeof(struct iphdr) ? ETH_P_IP : ETH_P_IPV6);
 	/* Short first: a packet that is to be segmented (GSO) cannot change its IP version. */
@@ -777,47 +900,169 @@ static __always_inline bool write_ack(struct __sk_buff *skb, const struct segmen
 	return !bpf_skb_store_bytes(skb, segment->ip_at + ip_bytes, &ack, sizeof(ack), BPF_F_RECOMPUTE_CSUM);
 }
 
-/* Notes what the client itself asks for. Whoever knows the ports can send an MP_PRIO, but not in
- * the receive window. */
+/* Whether TCP at the proxy takes a segment for one of its client's. Whoever knows the ports can send
+ * one, but not in the receive window. */
+static __noinline bool is_taken(struct __sk_buff *skb, const struct segment *segment)
+{
+	struct sock_common *common = find_socket(skb, &segment->ends);
+	struct tcp_sock *tp;
+	bool is_taken;
+
+	if (!common)
+		return false;
+	tp = bpf_skc_to_tcp_sock(common);
+	is_taken = tp && !is_listening(tp) && !is_implausible(tp, segment);
+	bpf_sk_release(common);
+	return is_taken;
+}
+
+/* Notes what the client itself asks for. */
 static __always_inline void note_priority(struct __sk_buff *skb, const struct segment *segment, struct steered *steered)
 {
 	__u32 at = find_mptcp_option(skb, segment, MPTCP_PRIO);
-	struct sock_common *common = at ? find_socket(skb, &segment->ends) : NULL;
-	struct tcp_sock *tp;
 	__u8 flags;
 
-	if (!common)
-		return;
-	tp = bpf_skc_to_tcp_sock(common);
-	if (tp && !is_listening(tp) && !is_implausible(tp, segment) &&
-	    !bpf_skb_load_bytes(skb, at + PRIORITY_FLAGS, &flags, sizeof(flags))) {
+	if (at && is_taken(skb, segment) && !bpf_skb_load_bytes(skb, at + PRIORITY_FLAGS, &flags, sizeof(flags))) {
 		steered->client_wants_backup = flags & PRIORITY_IS_BACKUP;
 		steered->told = NOTHING_HOLDS;
 	}
-	bpf_sk_release(common);
+}
+
+/* Notes whether an ACK on a watched subflow has a DATA_ACK. */
+static __always_inline void note_data_ack(struct __sk_buff *skb, const struct segment *segment, __u32 *without)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u32 bytes;
+
+	if (!is_taken(skb, segment))
+		return;
+	if (find_data_ack(skb, segment, &bytes))
+		note_well(&segment->ends);
+	else if (*without < SICK_ACKS && __sync_fetch_and_add(without, 1) == SICK_ACKS - 1)
+		bpf_map_update_elem(&subflows_without_data_acks, &segment->ends, &now, BPF_ANY);
+}
+
+/* What becomes of a marked packet: an ACK of a client, or a keep-alive for it. */
+static __always_inline int rewrite(struct __sk_buff *skb)
+{
+	__u32 mark = skb->mark, number = mark & ACK_MARK_SLOT, option = KEEP_ALIVE_OPTIONS;
+	bool is_keep_alive = (mark & ACK_MARK_MASK) == KEEP_ALIVE_MARK;
+	struct ends *at = ends_in_slot(number), ends;
+	struct steered *steered = at ? bpf_map_lookup_elem(&steered_subflows, at) : NULL;
+	struct segment segment;
+
+	if (!steered || steered->slot != number || !parse(skb, &segment, false)) {
+		count(NOT_TOLD);
+		return TC_ACT_SHOT;
+	}
+	ends = *at;
+	if (is_keep_alive)
+		turn(&ends);
+	else
+		option = PRIORITY_OPTION | (mark & ACK_MARK_BACKUP ? PRIORITY_BACKUP : 0);
+	if (!write_ack(skb, &segment, &ends, steered, option)) {
+		count(NOT_TOLD);
+		return TC_ACT_SHOT;
+	}
+	skb->mark = 0;
+	if (!is_keep_alive)
+		return TC_ACT_UNSPEC;
+	/* It leaves where it has arrived. Without an Ethernet header bpf_redirect_neigh() drops it. */
+	return segment.ip_at ? bpf_redirect_neigh(skb->ifindex, NULL, 0, 0) : bpf_redirect(skb->ifindex, 0);
 }
 
 SEC("tc")
 int deliver_acks(struct __sk_buff *skb)
 {
-	bool is_ours = (skb->mark & ACK_MARK_MASK) == ACK_MARK;
+	__u32 kind = skb->mark & ACK_MARK_MASK;
 	struct steered *steered;
 	struct segment segment;
+	__u32 *without;
 
-	if (is_ours) {
-		if (!parse(skb, &segment, false) || !write_ack(skb, &segment)) {
-			count(NOT_TOLD);
-			return TC_ACT_SHOT;
-		}
-		skb->mark = 0;
-		return TC_ACT_UNSPEC;
-	}
+	if (kind == ACK_MARK || kind == KEEP_ALIVE_MARK)
+		return rewrite(skb);
 	if (!parse(skb, &segment, true) || !segment.tcp.ack || segment.tcp.syn || segment.tcp.rst)
 		return TC_ACT_UNSPEC;
 	steered = bpf_map_lookup_elem(&steered_subflows, &segment.ends);
 	if (steered)
 		note_priority(skb, &segment, steered);
+	without = bpf_map_lookup_elem(&watched_subflows, &segment.ends);
+	if (without)
+		note_data_ack(skb, &segment, without);
 	return TC_ACT_UNSPEC;
+}
+
+/* Has the ACKs of a more preferred subflow looked at; 1 if it is already known to have no DATA_ACKs.
+ * Not inlined, and with a number for a pointer, as member_of(). */
+__noinline int watch_acks_of(__u64 member, __u32 proxy, __u32 preference)
+{
+	struct mptcp_subflow_context *context = (void *)member;
+	struct sock *sk = BPF_CORE_READ(context, tcp_sock);
+	struct network *network;
+	struct ends ends = {};
+	__u32 without = 0;
+
+	if (!sk || !is_live(context, sk))
+		return 0;
+	ends_of_socket((void *)sk, &ends);
+	network = network_of(proxy, ends.client);
+	if (!network || network->preference >= preference)
+		return 0;
+	if (is_without_data_acks(&ends))
+		return 1;
+	bpf_map_update_elem(&watched_subflows, &ends, &without, BPF_NOEXIST);
+	return 0;
+}
+
+/* The client's answer has a DATA_ACK of all that has arrived. */
+static __always_inline void send_keep_alive(struct __sk_buff *skb, struct steered *steered, struct tcp_sock *tp)
+{
+	__u32 mark = skb->mark;
+
+	steered->sequence = BPF_CORE_READ(tp, snd_una) - 1;
+	steered->acknowledgment = BPF_CORE_READ(tp, rcv_nxt);
+	skb->mark = KEEP_ALIVE_MARK | steered->slot;
+	bpf_clone_redirect(skb, steered->interface, BPF_F_INGRESS);
+	skb->mark = mark;
+}
+
+/* If MPTCP at the client acknowledges nothing: has the ACKs of more preferred subflows looked at. If
+ * one of them is known to have no DATA_ACKs, the client is asked for one over this subflow: MPTCP
+ * sends what it takes for lost over the first subflow of its list again and again
+ * (net/mptcp/protocol.c, mptcp_subflow_get_retrans). Without our filter at its interface, the copy would
+ * go to the host. */
+static __always_inline void watch_acks(struct __sk_buff *skb, struct steered *steered, struct tcp_sock *tp,
+				       const struct network *network, __u64 now)
+{
+	__u32 slot = steered->slot, proxy = network->proxy, preference = network->preference;
+	struct standstill *standstill = bpf_map_lookup_elem(&standstills, &slot);
+	struct mptcp_sock *msk = connection_of(tp);
+	__u64 acknowledged = BPF_CORE_READ(msk, snd_una);
+	struct walk walk;
+	int sick = 0;
+
+	if (!standstill)
+		return;
+	if (acknowledged != standstill->acknowledged || acknowledged == BPF_CORE_READ(msk, snd_nxt)) {
+		standstill->acknowledged = acknowledged;
+		standstill->since = now;
+		return;
+	}
+	if (now - standstill->since < STANDSTILL_NS)
+		return;
+	walk = members_of(msk);
+#pragma unroll 1
+	for (int i = 0; i < MAX_SUBFLOWS; i++) {
+		struct mptcp_subflow_context *context = next_member(&walk);
+
+		if (!context)
+			break;
+		sick |= watch_acks_of((__u64)context, proxy, preference);
+	}
+	if (sick && now - steered->told_at > ARRIVED_NS && !steered->is_uncounted) {
+		send_keep_alive(skb, steered, tp);
+		standstill->since = now;
+	}
 }
 
 /* Looks at a subflow that may send nothing; whether it is to be looked at again soon. */
@@ -825,6 +1070,7 @@ static __always_inline bool visit(struct __sk_buff *skb, const struct ends *ends
 {
 	struct steered *steered = bpf_map_lookup_elem(&steered_subflows, ends);
 	struct sock_common *common;
+	struct network *network;
 	struct bucket *bucket;
 	struct tcp_sock *tp;
 	bool is_free;
@@ -839,13 +1085,16 @@ static __always_inline bool visit(struct __sk_buff *skb, const struct ends *ends
 	tp = common ? bpf_skc_to_tcp_sock(common) : NULL;
 	proxy = tp && !is_listening(tp) ? proxy_of(tp) : 0;
 	if (proxy) {
-		look(steered, tp, network_of(proxy, ends->client), now);
+		network = network_of(proxy, ends->client);
+		look(steered, ends, tp, network, now);
 		/* Its interface was renamed or has gone: what it sends is perhaps not counted. */
 		steered->is_uncounted |= !has_filters(steered->interface);
-		bucket = bucket_of(proxy, ends);
+		bucket = network ? bucket_of(network, ends) : NULL;
 		if (bucket && steered->is_capped)
 			look_for_uncounted(steered, tp, bucket, now);
 		settle(skb, steered, tp, bucket, now);
+		if (network)
+			watch_acks(skb, steered, tp, network, now);
 	} else {
 		forget(ends, steered);
 	}

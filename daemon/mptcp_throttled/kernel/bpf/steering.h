@@ -15,20 +15,9 @@
  * filter removes it. */
 #define ACK_MARK 0x4d500000U
 #define ACK_MARK_MASK 0xfffe0000U
+#define KEEP_ALIVE_MARK 0x4d520000U /* it becomes a keep-alive for the client instead */
 #define ACK_MARK_BACKUP 0x00010000U
 #define ACK_MARK_SLOT 0x0000ffffU
-
-/* The rate that capped subflows share. `ns_per_kib` is how long 1024 bytes take, headers included.
- * Until `paid_at` they are in debt, until `open_until` one of them may send. `last_pulse` is the
- * `open_until` of the subflow that waits longest for its next pulse; it asked for it at
- * `asked_at`. */
-struct bucket {
-	__u64 ns_per_kib;
-	__u64 paid_at;
-	__u64 open_until;
-	__u64 last_pulse;
-	__u64 asked_at;
-};
 
 /* What MPTCP at the proxy was told of a subflow last: nothing that holds, that it is a backup, that
  * it is regular. */

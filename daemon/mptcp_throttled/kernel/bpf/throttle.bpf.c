@@ -20,6 +20,7 @@
  * before it asks any filter (net/sched/sch_htb.c, htb_classify), so no mark that another program
  * sets can change it.
  */
+#include "allowances.h"
 #include "comparison.h"
 #include "counters.h"
 #include "preferred.h"
@@ -48,9 +49,12 @@ char LICENSE[] SEC("license") = "GPL";
 /* So long a new subflow may wait for its own class in that of another. */
 #define OTHERS_CLASS_NS 3000000000ULL
 
-/* The rate of a subflow is measured over so many bytes. TCP's own estimates are several times too high
- * for seconds: BBR takes the highest of the last ten round trips, and paces at 2.9 times that while it starts. */
+/* The rate of a subflow is measured over so many bytes, and once it is known, over more than so long:
+ * many ACKs may come at once, and MPTCP gives a subflow without a limit all that it has. TCP's own
+ * estimates are several times too high for seconds: BBR takes the highest of the last ten round trips,
+ * and paces at 2.9 times that while it starts. */
 #define RATE_BYTES (128 << 10)
+#define RATE_NS 50000000ULL
 #define NS_PER_SECOND 1000000000ULL
 
 /* The paces in bytes/s, and the class ids, that the daemon has decided. Capped subflows are in both
@@ -173,7 +177,9 @@ static __always_inline void remember_former_options(struct subflow *subflow, str
 /* What follows takes a `target`: the context of a sock_ops program, or the socket of an iterator.
  * */
 
-static __always_inline void begin_or_change_cap(void *target, struct tcp_sock *tp, struct subflow *subflow, __u32 pace)
+/* `at_once`: what is queued does not leave first, at any rate. */
+static __always_inline void begin_or_change_pace(void *target, struct tcp_sock *tp, struct subflow *subflow, __u32 pace,
+						 bool at_once)
 {
 	__u32 limit = BPF_CORE_READ(tp, notsent_lowat);
 
@@ -192,7 +198,8 @@ static __always_inline void begin_or_change_cap(void *target, struct tcp_sock *t
 		if (limit != DRAIN_UNSENT_LIMIT)
 			set_unsent_limit(target, DRAIN_UNSENT_LIMIT);
 		subflow->has_unsent_limit = true;
-		if (subflow->callbacks && unsent > DRAINED_BYTES && now - subflow->drain_began < DRAIN_NS)
+		if (!at_once && subflow->callbacks && unsent > DRAINED_BYTES &&
+		    now - subflow->drain_began < DRAIN_NS)
 			return;
 	}
 	if (set_pace(target, pace)) {
@@ -211,9 +218,9 @@ static __always_inline bool waits_for_preferred(struct tcp_sock *tp, struct subf
 	return subflow->callbacks && !joined(tp) && !recovers(tp);
 }
 
-static __always_inline __u32 unpaced_limit(struct tcp_sock *tp)
+static __always_inline __u32 unpaced_limit(struct tcp_sock *tp, const struct ends *ends)
 {
-	return is_backup(subflow_context(tp), (void *)tp) ? BACKUP_UNSENT_LIMIT : DRAIN_UNSENT_LIMIT;
+	return is_backup(subflow_context(tp), ends) ? BACKUP_UNSENT_LIMIT : DRAIN_UNSENT_LIMIT;
 }
 
 /* Takes the pace away. The subflow may have `limit` bytes unsent; 0: what it might before. */
@@ -238,7 +245,7 @@ static __always_inline void measure_rate(struct tcp_sock *tp, struct subflow *su
 	__u64 acked = BPF_CORE_READ(tp, bytes_acked), bytes = acked - subflow->acked_then;
 
 	if (subflow->measured_at) {
-		if (bytes < RATE_BYTES || now == subflow->measured_at)
+		if (bytes < RATE_BYTES || now - subflow->measured_at <= (subflow->rate ? RATE_NS : 0))
 			return;
 		subflow->rate = bytes * NS_PER_SECOND / (now - subflow->measured_at);
 	}
@@ -314,7 +321,7 @@ static __always_inline bool is_steered(struct tcp_sock *tp, const struct subflow
 static __always_inline enum cap cap_of(struct tcp_sock *tp, struct subflow *subflow, struct network *network,
 				       const struct ends *ends, bool is_new, bool by_daemon, __u64 now)
 {
-	switch (preferred_subflow(tp, network)) {
+	switch (preferred_subflow(tp, ends, network)) {
 	case PREFERRED_USED:
 		subflow->preferred_at = now;
 		return network->steered && is_steered(tp, subflow, ends, is_new, now) ? STEERED : PACED;
@@ -373,11 +380,15 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 	__u32 *own_class = bpf_map_lookup_elem(&classes, ends);
 	__u32 *pace = bpf_map_lookup_elem(&paces, ends);
 	bool is_control = network && in_control_group(subflow->token);
-	bool may_be_capped = network && network->pace && !is_control;
+	struct bounds bounds = {};
+	bool may_be_capped;
 	__u32 class_id = own_class ? *own_class : 0;
 	__u64 now = bpf_ktime_get_ns();
 	enum cap cap = NO_CAP;
 
+	if (network && network->may_be_narrowed)
+		find_bounds(subflow->proxy, ends, &bounds);
+	may_be_capped = network && (network->pace || bounds.cap) && !is_control;
 	if (may_be_capped && (pace || subflow->callbacks))
 		cap = cap_of(tp, subflow, network, ends, is_new, pace, now);
 	if (cap != NO_CAP && !class_id) {
@@ -387,26 +398,31 @@ static __always_inline void decide(void *target, struct tcp_sock *tp, struct sub
 			class_id = subflow->others_class;
 	}
 	if (cap == STEERED) {
-		end_pace(target, tp, subflow, recovers(tp) ? 0 : unpaced_limit(tp));
+		end_pace(target, tp, subflow, recovers(tp) ? 0 : unpaced_limit(tp, ends));
 		if (!subflow->drain_began)
 			subflow->drain_began = now;
 		set_class(target, tp, subflow, drains(tp, subflow, class_id, now) ? subflow->class_id : class_id);
 	} else if (cap == PACED) {
-		begin_or_change_cap(target, tp, subflow, pace ? *pace : network->pace);
+		begin_or_change_pace(target, tp, subflow, lower_pace(pace ? *pace : network->pace, bounds.cap),
+				     bounds.cap);
 		set_class(target, tp, subflow, subflow->drain_began ? subflow->class_id : class_id);
 	} else {
 		/* A subflow with a pace is in the class of a cap that has ended. Until the daemon
 		 * gives it that of the limit, it stays there. */
 		bool has_class = class_id && (!pace || (network && network->limited));
+		bool is_soon = bounds.is_soon && subflow->callbacks && !recovers(tp);
 		__u32 limit = 0;
 
 		if (network && network->slow_rate)
 			measure_rate(tp, subflow, now);
-		if (may_be_capped && waits_for_preferred(tp, subflow))
-			limit = unpaced_limit(tp);
-		else if (!is_control && is_slow_and_preferred(tp, subflow, network))
+		if ((may_be_capped && waits_for_preferred(tp, subflow)) || (is_soon && bounds.is_near))
+			limit = unpaced_limit(tp, ends);
+		else if (is_soon || (!is_control && is_slow_and_preferred(tp, subflow, network)))
 			limit = PREFERRED_UNSENT_LIMIT;
-		end_pace(target, tp, subflow, limit);
+		if (bounds.limit && subflow->callbacks)
+			begin_or_change_pace(target, tp, subflow, bounds.limit, true);
+		else
+			end_pace(target, tp, subflow, limit);
 		if (now - subflow->drain_began > NEXT_DRAIN_NS)
 			subflow->drain_began = 0;
 		set_class(target, tp, subflow, has_class ? class_id : 0);
@@ -479,14 +495,17 @@ int throttle(struct bpf_sock_ops *ctx)
 				end_comparison(&subflow->compared, tp, subflow->token,
 					       network_of(subflow->proxy, ends.client));
 			forget_health(&subflow->health, &ends);
+			unwatch(&ends);
 		} else if (is_counted_tcp(tp, &ends)) {
 			report_totals(ctx, tp, 0, &ends);
 		}
 		return 1;
 	}
 	if (!connection_to_proxy(tp)) {
-		if (op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && is_counted_tcp(tp, &ends))
+		if (op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && is_counted_tcp(tp, &ends)) {
 			bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+			count_carried(sk, tp, proxy_with_port(ends.proxy_port), ends.client, true);
+		}
 		return 1;
 	}
 	if (!subflow) {
@@ -511,6 +530,8 @@ int throttle(struct bpf_sock_ops *ctx)
 		watch_health(&subflow->health, tp, network, &ends);
 	else
 		forget_health(&subflow->health, &ends);
+	if (network && network->may_be_narrowed)
+		count_carried(sk, tp, subflow->proxy, ends.client, op != BPF_SOCK_OPS_RTT_CB);
 	decide(ctx, tp, subflow, network, &ends, op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB);
 	return 1;
 }

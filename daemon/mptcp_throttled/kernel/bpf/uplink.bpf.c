@@ -142,20 +142,26 @@ static __always_inline void remember_segment(struct __sk_buff *skb, struct uplin
 	uplink->ack.has_timestamps = 1;
 }
 
+/* An ACK without room for our option leaves the earlier one: whoever was told something can be told
+ * again. */
 static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack *ack, const struct segment *segment)
 {
 	__u32 link_bytes = segment->ip_at, ip_bytes = segment->ip_bytes, tcp_bytes = segment->tcp_bytes;
 
-	ack->tcp_bytes = 0;
-	if (link_bytes > MAX_LINK_BYTES || tcp_bytes < sizeof(struct tcphdr) || tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES)
+	if ((link_bytes && link_bytes != ETH_HLEN && link_bytes != MAX_LINK_BYTES) || tcp_bytes < sizeof(struct tcphdr))
 		return;
-	if (bpf_skb_load_bytes(skb, link_bytes + ip_bytes, ack->tcp, tcp_bytes))
+	/* The verifier of Linux 6.1 loses the bounds of a size that was spilled to the stack. So the
+	 * upper bound is tested in the register that the call uses; other sizes are constant. It needs
+	 * the lower one, too, although parse() has tested that. */
+	barrier_var(tcp_bytes);
+	if (tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES)
+		return;
+	ack->tcp_bytes = 0;
+	if (bpf_skb_load_bytes(skb, tcp_offset(segment), ack->tcp, tcp_bytes))
 		return;
 	if (ip_bytes == sizeof(struct iphdr) ? bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct iphdr))
 					     : bpf_skb_load_bytes(skb, link_bytes, ack->ip, sizeof(struct ipv6hdr)))
 		return;
-	/* Constant sizes are for the verifier of Linux 6.1, which loses the bounds of a size that
-	 * was spilled to the stack. */
 	switch (link_bytes) {
 	case 0: /* raw IP: when `remind` sends the ACK, the kernel removes this header */
 		link_bytes = ETH_HLEN;
@@ -169,15 +175,13 @@ static __always_inline void remember_ack(struct __sk_buff *skb, struct last_ack 
 		if (bpf_skb_load_bytes(skb, 0, ack->link, MAX_LINK_BYTES))
 			return;
 		break;
-	default:
-		return;
 	}
 	ack->interface = skb->ifindex;
 	ack->vlan_protocol = skb->vlan_present ? skb->vlan_proto : 0;
 	ack->vlan_tag = skb->vlan_tci;
 	ack->link_bytes = link_bytes;
 	ack->ip_bytes = ip_bytes;
-	ack->tcp_bytes = tcp_bytes;
+	ack->tcp_bytes = segment->tcp_bytes;
 }
 
 /* Whether the segment ends with our option already: ACKs that `remind` repeats pass this filter,
@@ -190,7 +194,27 @@ static __always_inline bool has_option(struct __sk_buff *skb, const struct segme
 	       (last & ~bpf_htonl(IS_BACKUP)) == bpf_htonl(PRIORITY_OPTION);
 }
 
-static __always_inline bool append_option(struct __sk_buff *skb, const struct segment *segment, __u32 option)
+/* Whether an ACK of the subflow can be repeated. No other is given our option: without one, the client
+ * was told nothing. */
+static __always_inline bool can_be_told(const struct uplink *uplink)
+{
+	return uplink->ack.link_bytes;
+}
+
+/* Whether a segment with a TCP header of so many bytes is a keep-alive of steering.bpf.c: another ACK,
+ * with the time stamps that this one lacks, is to be repeated. What it acknowledges counts with the next
+ * segment. The verifier follows the function by itself, as find_option(). */
+__attribute__((noinline)) int is_keep_alive(struct __sk_buff *skb, __u32 tcp_at, __u32 tcp_bytes)
+{
+	__u32 options;
+
+	return tcp_bytes == sizeof(struct tcphdr) + sizeof(options) &&
+	       !bpf_skb_load_bytes(skb, tcp_at + sizeof(struct tcphdr), &options, sizeof(options)) &&
+	       options == KEEP_ALIVE_OPTIONS;
+}
+
+static __always_inline bool append_option(struct __sk_buff *skb, const struct segment *segment,
+					  const struct uplink *uplink, __u32 option)
 {
 	__u32 ip_at = segment->ip_at, tcp_at = ip_at + segment->ip_bytes, tcp_bytes = segment->tcp_bytes;
 	bool is_v4 = segment->ip_bytes == sizeof(struct iphdr);
@@ -200,7 +224,8 @@ static __always_inline bool append_option(struct __sk_buff *skb, const struct se
 	__u32 check_at = tcp_at + offsetof(struct tcphdr, check), offset_at = tcp_at + 12;
 	__u16 old_offset, new_offset;
 
-	if (tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES || bpf_skb_load_bytes(skb, offset_at, &old_offset, sizeof(old_offset)) ||
+	if (!can_be_told(uplink) || tcp_bytes > MAX_TCP_BYTES - OPTION_BYTES ||
+	    bpf_skb_load_bytes(skb, offset_at, &old_offset, sizeof(old_offset)) ||
 	    bpf_skb_change_tail(skb, skb->len + OPTION_BYTES, 0)) {
 		count(OPTIONS_WITHOUT_ROOM);
 		return false;
@@ -310,18 +335,19 @@ int throttle_uplinks(struct __sk_buff *skb)
 	if (!parse(skb, &segment, false) || segment.tcp.rst)
 		return TC_ACT_UNSPEC;
 	uplink = bpf_map_lookup_elem(&uplinks, &segment.ends);
-	if (!uplink)
+	if (!uplink || !is_in_place(skb, &segment))
 		return TC_ACT_UNSPEC;
 	if (segment.tcp.syn) { /* a new subflow, with the ports of an earlier one */
 		uplink->counts_since = 0;
 		uplink->has_sequence = 0;
 		uplink->ack.has_timestamps = 0;
+		uplink->ack.link_bytes = 0;
 		uplink->is_policed = uplink->has_policer = 0;
 		uplink->told = NOTHING;
 		uplink->window_scale = UNBOUNDED;
 		return TC_ACT_UNSPEC;
 	}
-	if (!segment.tcp.ack)
+	if (!segment.tcp.ack || is_keep_alive(skb, tcp_offset(&segment), segment.tcp_bytes))
 		return TC_ACT_UNSPEC;
 	now = bpf_ktime_get_ns();
 	bytes = newly_acknowledged(uplink, &segment);
@@ -332,7 +358,7 @@ int throttle_uplinks(struct __sk_buff *skb)
 	else if (now < uplink->counts_from)
 		told = BACKUP;
 	else
-		told = charge(&share->paid_at, share->ns_per_kib, bytes, now) ? BACKUP : REGULAR;
+		told = charge(&share->paid_at, share->ns_per_kib, bytes, CREDIT_NS, now) ? BACKUP : REGULAR;
 	remember_segment(skb, uplink, &segment);
 	/* Before that, what was in flight when the cap began may be beyond a small window, and
 	 * could not be sent again. */
@@ -352,7 +378,8 @@ int throttle_uplinks(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	remember_ack(skb, &uplink->ack, &segment);
 	if (told == BACKUP || (told == REGULAR && uplink->appended < REGULAR_ACKS))
-		uplink->appended += append_option(skb, &segment, PRIORITY_OPTION | (told == BACKUP ? IS_BACKUP : 0));
+		uplink->appended +=
+			append_option(skb, &segment, uplink, PRIORITY_OPTION | (told == BACKUP ? IS_BACKUP : 0));
 	return TC_ACT_UNSPEC;
 }
 
@@ -432,6 +459,8 @@ static __always_inline bool sends_again(const struct uplink *uplink)
  * have heard. */
 static __always_inline bool is_due(const struct uplink *uplink, const struct share *share, __u64 now)
 {
+	if (!can_be_told(uplink))
+		return false;
 	if (uplink->told == BACKUP)
 		return !share || (share->paid_at <= now && uplink->counts_from <= now);
 	return uplink->told == REGULAR && uplink->repeats < MAX_REPEATS && !sends_again(uplink) &&
@@ -441,7 +470,7 @@ static __always_inline bool is_due(const struct uplink *uplink, const struct sha
 /* Whether nothing is left to tell the client. */
 static __always_inline bool is_told(const struct uplink *uplink)
 {
-	return uplink->told == NOTHING || uplink->repeats >= MAX_REPEATS || sends_again(uplink);
+	return uplink->told == NOTHING || !can_be_told(uplink) || uplink->repeats >= MAX_REPEATS || sends_again(uplink);
 }
 
 /* Adds an element behind the last one. Returns 0 or a negative error. */

@@ -22,14 +22,14 @@ struct share {
  * */
 enum told { NOTHING, BACKUP, REGULAR };
 
-/* The last pure ACK of a subflow, as it left, without an option of ours. */
+/* The last pure ACK of a subflow with room for our option, as it left, without that. */
 struct last_ack {
 	__u32 interface;
 	__u16 vlan_protocol; /* in network byte order; 0: no tag that the interface adds */
 	__u16 vlan_tag;
-	__u8 link_bytes;
+	__u8 link_bytes; /* 0: there was none yet */
 	__u8 ip_bytes;
-	__u8 tcp_bytes; /* 0: there was none yet */
+	__u8 tcp_bytes; /* 0: another one is being written */
 	__u8 has_timestamps;
 	__u8 link[MAX_LINK_BYTES];
 	__u8 padding[2];

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
-
-import iptc
 
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point
 from mptcp_throttle.model import OWN_CHAIN
@@ -45,13 +44,19 @@ _COMMIT_PAUSE_SECONDS: Final = 0.01
 _NOT_UNDERSTOOD: Final = (AttributeError, TypeError, ValueError)
 """What python-iptables raises for rules that it does not understand."""
 
-_TABLES: Final = {4: iptc.Table, 6: iptc.Table6}
-_RULES: Final = {4: iptc.Rule, 6: iptc.Rule6}
+_MANGLE: Final = "mangle"
 
-for _table in _TABLES.values():
-    # To tell whether a jump's target is a chain, python-iptables opens every table that it believes available. Opening
-    # a table creates it, and creating `nat` turns on connection tracking for the whole host.
-    _table.existing_table_names.update({name: name == _table.MANGLE for name in _table.ALL})
+
+@functools.cache
+def _iptc() -> Any:
+    """python-iptables, imported when it is needed first: that is a seventh of the daemon's start, and rarely needed."""
+    import iptc
+
+    for table in (iptc.Table, iptc.Table6):
+        # To tell whether a jump's target is a chain, it opens every table that it believes available. Opening a table
+        # creates it, and creating `nat` turns on connection tracking for the whole host.
+        table.existing_table_names.update({name: name == _MANGLE for name in table.ALL})
+    return iptc
 
 
 class OwnChain:
@@ -73,7 +78,7 @@ class OwnChain:
 
     def new_rule(self) -> Any:
         """A new rule of this IP version that matches TCP, for `make` and `change`."""
-        rule = _RULES[self._ip_version]()
+        rule = _iptc().Rule() if self._ip_version == 4 else _iptc().Rule6()
         rule.protocol = "tcp"
         return rule
 
@@ -100,13 +105,13 @@ class OwnChain:
             rules = list(build())
             _remove_jumps(table)
             if table.is_chain(OWN_CHAIN):
-                iptc.Chain(table, OWN_CHAIN).flush()
+                _iptc().Chain(table, OWN_CHAIN).flush()
             else:
                 table.create_chain(OWN_CHAIN)
             # First, because any rule before it may end the traversal.
             jump = self.new_rule()
             jump.create_target(OWN_CHAIN)
-            iptc.Chain(table, _HOOK).insert_rule(jump)
+            _iptc().Chain(table, _HOOK).insert_rule(jump)
             _append(table, rules)
 
         self._commit(f"{self._tool} -t mangle -A {OWN_CHAIN}", edit)
@@ -116,7 +121,7 @@ class OwnChain:
 
         def edit(table: Any) -> None:
             add, remove = build()
-            chain = iptc.Chain(table, OWN_CHAIN)
+            chain = _iptc().Chain(table, OWN_CHAIN)
             for rule in remove:
                 chain.delete_rule(rule)
             _append(table, add)
@@ -129,7 +134,7 @@ class OwnChain:
         def empty(table: Any) -> None:
             _remove_jumps(table)
             if table.is_chain(OWN_CHAIN):
-                iptc.Chain(table, OWN_CHAIN).flush()
+                _iptc().Chain(table, OWN_CHAIN).flush()
 
         def delete(table: Any) -> None:
             if table.is_chain(OWN_CHAIN):
@@ -143,8 +148,8 @@ class OwnChain:
 
     def _fresh_table(self) -> Any:
         if self._table is None:
-            # Autocommit would hide errors of the kernel.
-            self._table = _TABLES[self._ip_version](_TABLES[self._ip_version].MANGLE, autocommit=False)
+            table = _iptc().Table if self._ip_version == 4 else _iptc().Table6
+            self._table = table(_MANGLE, autocommit=False)  # autocommit would hide errors of the kernel
         self._table.refresh()
         return self._table
 
@@ -170,7 +175,7 @@ def target_of(rule: Any) -> str | None:
 def _may_have_table(ip_version: int) -> bool:
     """Whether this network namespace has a mangle table, as far as we may know: only root may list its tables."""
     try:
-        return iptc.Table.MANGLE in _TABLE_NAMES[ip_version].read_text(encoding="ascii").split()
+        return _MANGLE in _TABLE_NAMES[ip_version].read_text(encoding="ascii").split()
     except FileNotFoundError:
         return False
     except OSError:  # above all EACCES
@@ -183,26 +188,26 @@ def _read_chain(table: Any, parse: Callable[[Sequence[Any]], AssignmentState]) -
     try:
         if not table.is_chain(OWN_CHAIN):
             return AssignmentState({}, altered=True)
-        state = parse(iptc.Chain(table, OWN_CHAIN).rules)
+        state = parse(_iptc().Chain(table, OWN_CHAIN).rules)
         return state if _is_reached(table) else AssignmentState(state.assignments, altered=True)
     except _NOT_UNDERSTOOD:
         return AssignmentState({}, altered=True)
 
 
 def _append(table: Any, rules: Iterable[Any]) -> None:
-    chain = iptc.Chain(table, OWN_CHAIN)
+    chain = _iptc().Chain(table, OWN_CHAIN)
     for rule in rules:
         chain.append_rule(rule)
 
 
 def _jumps(table: Any, hook: str) -> list[Any]:
-    return [rule for rule in iptc.Chain(table, hook).rules if target_of(rule) == OWN_CHAIN]
+    return [rule for rule in _iptc().Chain(table, hook).rules if target_of(rule) == OWN_CHAIN]
 
 
 def _remove_jumps(table: Any) -> None:
     for hook in _HOOKS:
         for jump in _jumps(table, hook):
-            iptc.Chain(table, hook).delete_rule(jump)
+            _iptc().Chain(table, hook).delete_rule(jump)
 
 
 def _is_present(table: Any) -> bool:
@@ -211,7 +216,7 @@ def _is_present(table: Any) -> bool:
 
 def _is_reached(table: Any) -> bool:
     """Whether exactly one rule leads to our chain, and none before it ends the traversal."""
-    targets = [target_of(rule) for rule in iptc.Chain(table, _HOOK).rules]
+    targets = [target_of(rule) for rule in _iptc().Chain(table, _HOOK).rules]
     jumps = sum(len(_jumps(table, hook)) for hook in _HOOKS)
     return jumps == targets.count(OWN_CHAIN) == 1 and _TERMINATING.isdisjoint(targets[: targets.index(OWN_CHAIN)])
 
@@ -250,7 +255,7 @@ def _iptables_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise KernelError(f"{what}: {error.filename}" if error.filename else what, error.errno or errno.EIO) from error
-    except (iptc.IPTCError, iptc.xtables.XTablesError) as error:
+    except (_iptc().IPTCError, _iptc().xtables.XTablesError) as error:
         raise KernelError(what, _errno_of(str(error)), str(error)) from error
     except _NOT_UNDERSTOOD as error:
         raise KernelError(what, errno.EIO, str(error)) from error

@@ -117,35 +117,35 @@ class NftClassifier:
 
 
 class _Contents(NamedTuple):
-    """Raw elements of a map, how many of them are `foreign` (not as we add them), the assignments of the rest.
+    """Raw elements of a map, and the assignments: fewer, if some elements are not as we add them, or are there twice.
 
     `state` shows `assignments` through a proxy, which readers cannot change. Copying a dict hashes no key again.
     """
 
     elements: frozenset[bytes]
-    foreign: int
     assignments: dict[FourTuple, int]
     state: AssignmentState
+
+
+_NOTHING: Final = _Contents(frozenset(), {}, AssignmentState({}))
 
 
 def _read_contents(ip_version: int, last: _Contents | None, rows: Iterable[bytes]) -> _Contents:
     """What the kernel has listed in `rows`, each several elements; only those that are not in `last` are decoded."""
     size, decode = MAP_ELEMENT_BYTES[ip_version], partial(decode_map_element, ip_version=ip_version)
     raw = frozenset(row[begin : begin + size] for row in rows for begin in range(0, len(row), size))
-    if last is not None and raw == last.elements:
+    if last is None or len(last.assignments) < len(last.elements):
+        last = _NOTHING
+    if raw == last.elements:
         return last
-    assignments = {} if last is None else last.assignments.copy()
-    foreign, before = (0, frozenset()) if last is None else (last.foreign, last.elements)
-    for removed in before - raw:
+    assignments = last.assignments.copy()
+    for removed in last.elements - raw:
         assignment = decode(removed)
-        if assignment is None:
-            foreign -= 1
-        else:
+        if assignment is not None:
             del assignments[assignment[0]]
-    for added in raw - before:
+    for added in raw - last.elements:
         assignment = decode(added)
-        if assignment is None:
-            foreign += 1
-        else:
+        if assignment is not None:
             assignments[assignment[0]] = assignment[1]
-    return _Contents(raw, foreign, assignments, AssignmentState(MappingProxyType(assignments), altered=foreign > 0))
+    is_altered = len(assignments) < len(raw)
+    return _Contents(raw, assignments, AssignmentState(MappingProxyType(assignments), altered=is_altered))

@@ -13,7 +13,7 @@ from typing import Final
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request
 from mptcp_throttle.model import BEFORE_NAT, OWN_TABLE
 from mptcp_throttled.kernel.classes import nft_messages
@@ -54,8 +54,10 @@ class OwnTables:
 
     def generation(self) -> int:
         """The number of changes that this host has made to nftables, modulo 2 ** 32; 0 if the kernel has none."""
-        answer = self._get(nft_messages.generation_request("look for changes of nftables"))
-        return 0 if answer is None else nft_messages.generation_of(answer)
+        what = "look for changes of nftables"
+        answer = self._get(nft_messages.generation_request(what))
+        with decoding_errors(what):
+            return 0 if answer is None else nft_messages.generation_of(answer)
 
     def present(self) -> set[int]:
         """The IP versions for which a table with our name exists; none if the kernel has no nftables."""
@@ -109,7 +111,8 @@ class OwnTables:
         if self._absent:
             return None
         try:
-            (answer,) = self._netlink().get(request)
+            with decoding_errors(request.what):
+                (answer,) = self._netlink().get(request)
         except KernelError as error:
             if error.number in _NO_NFTABLES:
                 # Each attempt makes the kernel run modprobe(8).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from struct import Struct
 from typing import Annotated, Final, NamedTuple
@@ -40,6 +41,7 @@ _OPS_LEN: Final = Struct("H")
 _TCA_HTB_PARMS: Final = 1
 _TCA_HTB_RATE64: Final = 6
 _TCA_HTB_CEIL64: Final = 7
+_WIDE: Final = _TCA_HTB_RATE64, _TCA_HTB_CEIL64
 _RATE64: Final = Struct("Q")
 _MAX_U32: Final = 0xFFFF_FFFF
 _LINKLAYER_ETHERNET: Final = 1  # without a link layer, the kernel demands a rate table
@@ -92,16 +94,16 @@ def root_qdisc(default_minor: int) -> Qdisc:
 
 
 def default_minor_of(qdisc: Qdisc) -> int:
-    """The default class of an HTB read from the kernel."""
-    glob = attributes(qdisc.options or b"").get(_TCA_HTB_INIT)
-    return 0 if glob is None else unpack(_HtbGlob, glob[: size_of(_HtbGlob)]).defcls
+    """The default class of an HTB read from the kernel; 0 if its options do not say."""
+    glob = attributes(qdisc.options or b"").get(_TCA_HTB_INIT, b"")[: size_of(_HtbGlob)]
+    return unpack(_HtbGlob, glob).defcls if len(glob) == size_of(_HtbGlob) else 0
 
 
 def class_options(rate: Rate) -> bytes:
     """TCA_OPTIONS of a class whose ceil is its rate: it never borrows."""
     rate_bytes = rate.bytes_per_second
     spec = pack(_RateSpec(0, _LINKLAYER_ETHERNET, overhead=0, cell_align=0, mpu=0, rate=min(rate_bytes, _MAX_U32)))
-    ticks = burst_bytes(rate) * 10**9 // rate_bytes // _TICK_NANOSECONDS
+    ticks = _ticks(rate)
     options = attribute(_TCA_HTB_PARMS, pack(_HtbOpt(spec, spec, ticks, ticks, quantum_bytes(rate), level=0, prio=0)))
     if rate_bytes <= _MAX_U32:
         return options
@@ -112,10 +114,10 @@ def class_options(rate: Rate) -> bytes:
 # Most of thousands of classes have the same options.
 @lru_cache
 def rate_of(options: bytes) -> Rate | None:
-    """The rate of a class read from the kernel with these TCA_OPTIONS; None if it differs from what we set."""
+    """The rate of a class read from the kernel with these TCA_OPTIONS, with its burst; None if it is none of ours."""
     read = attributes(options)
-    parameters = read.get(_TCA_HTB_PARMS, b"")
-    if len(parameters) != size_of(_HtbOpt):
+    parameters, wide_rates = read.get(_TCA_HTB_PARMS, b""), [read[wide] for wide in _WIDE if wide in read]
+    if len(parameters) != size_of(_HtbOpt) or any(len(rate) != _RATE64.size for rate in wide_rates):
         return None
     opt = unpack(_HtbOpt, parameters)
     rate, ceil = (
@@ -123,9 +125,20 @@ def rate_of(options: bytes) -> Rate | None:
         for wide, spec in ((_TCA_HTB_RATE64, opt.rate), (_TCA_HTB_CEIL64, opt.ceil))
     )
     try:
-        return Rate(rate * 8) if rate == ceil else None
+        without_burst = Rate(rate * 8)
+        if rate != ceil:
+            return None
+        if opt.buffer == _ticks(without_burst):
+            return without_burst
+        # A tick of the fastest rates is many bytes; bursts are whole kB.
+        kilobytes = round(opt.buffer * _TICK_NANOSECONDS * rate / 10**12)
+        return replace(without_burst, burst=1000 * kilobytes)
     except ValueError:
         return None
+
+
+def _ticks(rate: Rate) -> int:
+    return burst_bytes(rate) * 10**9 // rate.bytes_per_second // _TICK_NANOSECONDS
 
 
 def leaf_qdisc(minor: int) -> Qdisc:
@@ -196,8 +209,8 @@ def is_mark_filter(filter_: Filter, marking: MarkedTraffic) -> bool:
 
 
 def burst_bytes(rate: Rate) -> int:
-    """Burst of a class: 10 ms of its rate, at least two Ethernet frames."""
-    return max(int(rate.bytes_per_second * _BURST_SECONDS), _MIN_BURST_BYTES)
+    """HTB's burst of a class: that of its rate, or 10 ms of the rate, at least two Ethernet frames."""
+    return rate.burst or max(int(rate.bytes_per_second * _BURST_SECONDS), _MIN_BURST_BYTES)
 
 
 def quantum_bytes(rate: Rate) -> int:

@@ -154,8 +154,10 @@ class RootQdiscs:
         restore_pending = self._saved.is_pending(dump, interface)  # then the existing record stays valid
         if not restore_pending:
             self._saved.save(interface, dump)
+        # In place of its default the kernel adds HTB, but refuses if another qdisc has come since the dump.
+        is_default = not tree_of(dump.of(interface))
         try:
-            self._tc.add_qdisc(interface, htb.root_qdisc(default_minor), replace=True)
+            self._tc.add_qdisc(interface, htb.root_qdisc(default_minor), replace=not is_default)
         except KernelError:
             if not restore_pending:
                 self._saved.forget(interface)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
@@ -17,6 +17,9 @@ from mptcp_throttled.kernel.tc import Qdisc, TrafficControl
 from mptcp_throttled.vocabulary.class_ids import HANDLE
 
 _log = logging.getLogger("mptcp-throttled")
+
+_OWN: Final = Qdisc("htb", HANDLE, TC_H_ROOT, options=None)
+"""Names our HTB; the kernel refuses to delete another qdisc by it."""
 
 
 class QdiscDump(NamedTuple):
@@ -31,7 +34,7 @@ class QdiscDump(NamedTuple):
 
     def has_htb(self, interface: Interface) -> bool:
         """Whether our HTB is the root qdisc of an interface."""
-        return any(q.parent == TC_H_ROOT and q.kind == "htb" and q.handle == HANDLE for q in self.of(interface))
+        return any((q.kind, q.handle, q.parent) == _OWN[:3] for q in self.of(interface))
 
 
 class QdiscRestore:
@@ -90,7 +93,7 @@ class QdiscRestore:
         if saved is None:
             _log.warning("%s: no record of the saved qdisc: restoring the kernel's default", interface.name)
         if saved is None or not saved.qdiscs:
-            self._tc.delete_root(interface)
+            self._tc.delete_qdisc(interface, _OWN)
         else:
             # If the process dies between adding the root and adding its children, the next start resumes the restore.
             try:
@@ -114,7 +117,7 @@ class QdiscRestore:
                 "%s: %s: restoring the kernel's default, as daemon.replace_any_qdisc permits", interface.name, error
             )
             if self.dump().has_htb(interface):
-                self._tc.delete_root(interface)
+                self._tc.delete_qdisc(interface, _OWN)
             return
         difference = differences(qdiscs, tree_of(self.dump().of(interface)))
         if difference:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from mptcp_throttled.vocabulary.class_ids import MAJOR, format_handle
 
 _FORMAT_VERSION: Final = 1
 _MAX_NAMED: Final = 3
+_MAX_U32: Final = 0xFFFF_FFFF
 _MICROSECONDS: Final = Struct("=I")
 _ROUNDED: Final = {"codel": (1024, {1, 3, 5}), "fq_codel": (1024, {1, 3, 7}), "pie": (64, {1})}
 """Kinds that count times in units of so many nanoseconds (include/net/codel.h, include/net/pkt_sched.h); which options
@@ -49,14 +50,13 @@ class SavedQdiscs:
 def tree_of(qdiscs: Sequence[Qdisc]) -> tuple[Qdisc, ...]:
     """The configured qdiscs below and including a configured root, parents first; empty without such a root."""
     root = next((qdisc for qdisc in qdiscs if qdisc.parent == TC_H_ROOT and qdisc.handle), None)
-    return () if root is None else (root, *_below(root, qdiscs))
-
-
-def _below(parent: Qdisc, qdiscs: Sequence[Qdisc]) -> Iterator[Qdisc]:
-    for qdisc in qdiscs:
-        if qdisc.handle and qdisc.parent & MAJOR == parent.handle:
-            yield qdisc
-            yield from _below(qdisc, qdiscs)
+    if root is None:
+        return ()
+    tree, rest = [root], [qdisc for qdisc in qdiscs if qdisc.handle and qdisc is not root]
+    for parent in tree:
+        tree += [qdisc for qdisc in rest if qdisc.parent & MAJOR == parent.handle]
+        rest = [qdisc for qdisc in rest if qdisc.parent & MAJOR != parent.handle]
+    return tuple(tree)
 
 
 def why_not_restorable(tree: Sequence[Qdisc]) -> str | None:
@@ -81,8 +81,9 @@ def request_for(saved: Qdisc) -> Qdisc:
     unit, times = _ROUNDED[saved.kind]
     options = attributes(saved.options)
     for type_ in options.keys() & times:
-        (shown,) = _MICROSECONDS.unpack(options[type_])
-        options[type_] = _MICROSECONDS.pack(shown + bool(shown * 1000 % unit))
+        if len(options[type_]) == _MICROSECONDS.size:
+            (shown,) = _MICROSECONDS.unpack(options[type_])
+            options[type_] = _MICROSECONDS.pack(min(shown + bool(shown * 1000 % unit), _MAX_U32))
     return saved._replace(options=b"".join(attribute(type_, payload) for type_, payload in options.items()))
 
 
@@ -173,9 +174,12 @@ def _namespace() -> int | None:
 
 def _decode(data: dict[str, object]) -> Qdisc:
     options = data["options"]
-    return Qdisc(
+    qdisc = Qdisc(
         str(data["kind"]),
         int(str(data["handle"])),
         int(str(data["parent"])),
         None if options is None else bytes.fromhex(str(options)),
     )
+    if not (qdisc.kind.isascii() and 0 <= qdisc.handle <= _MAX_U32 and 0 <= qdisc.parent <= _MAX_U32):
+        raise ValueError(f"{_name(qdisc)} cannot be a qdisc")
+    return qdisc

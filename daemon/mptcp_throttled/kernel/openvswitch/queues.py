@@ -9,7 +9,7 @@ import errno
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from pyroute2.netlink.rtnl import TC_H_ROOT
@@ -62,7 +62,7 @@ class _Records:
     """
 
     qos: Mapping[str, _Qos]
-    rates: Mapping[str, int | None]
+    rates: Mapping[str, Rate | None]
     ports: Mapping[str, Port]
 
     def with_our_qos(self) -> list[Port]:
@@ -194,7 +194,7 @@ class PortQueues:
         if self._interface_with_htb is None or self._has_foreign_qos(database):
             return False
         with closing(tc.TrafficControl()) as control:
-            is_there = _has_htb(control, self._interface_with_htb)
+            is_there = _htb(control, self._interface_with_htb) is not None
         if not is_there:
             self._interface_with_htb = None
         return is_there
@@ -203,8 +203,9 @@ class PortQueues:
         interface = self._interface_with_htb
         if interface is not None:
             with closing(tc.TrafficControl()) as control:
-                if _has_htb(control, interface):
-                    control.delete_root(interface)
+                root = _htb(control, interface)
+                if root is not None:
+                    control.delete_qdisc(interface, root)  # by its handle: another one may be there by now
             self._interface_with_htb = None
 
     def _read_htb(self, database: _Records) -> HtbState:
@@ -228,7 +229,7 @@ class PortQueues:
         if interface is None:
             return None
         with closing(tc.TrafficControl()) as control:
-            if not _has_htb(control, interface):
+            if _htb(control, interface) is None:
                 return None
             return {id_ - _HANDLE: htb.rate_of(options) for id_, options in control.htb_classes(interface).items()}
 
@@ -344,24 +345,28 @@ def _parse_qos(row: Mapping[str, Any]) -> _Qos:
     return _Qos(records(row["_uuid"])[0], is_ours, int(default) if default.isdecimal() else 0, queues)
 
 
-def _parse_rate(row: Mapping[str, Any]) -> int | None:
-    text = dict(row["other_config"][1]).get("max-rate", "")
-    return int(text) if text.isdecimal() else None
+def _parse_rate(row: Mapping[str, Any]) -> Rate | None:
+    settings = dict(row["other_config"][1])
+    bits, burst = (settings.get(key, "") for key in ("max-rate", "burst"))
+    try:
+        rate = Rate(int(bits)) if bits.isdecimal() else None
+    except ValueError:
+        return None
+    if rate is None or not burst.isdecimal() or int(burst) == 8 * htb.burst_bytes(rate):
+        return rate
+    return replace(rate, burst=int(burst) // 8)
 
 
 def _roots(control: tc.TrafficControl, interface: Interface) -> list[tc.Qdisc]:
     return [qdisc for qdisc in control.qdiscs().get(interface.index, ()) if qdisc.parent == TC_H_ROOT]
 
 
-def _has_htb(control: tc.TrafficControl, interface: Interface) -> bool:
-    return any(root.kind == "htb" and root.handle == _HANDLE for root in _roots(control, interface))
+def _htb(control: tc.TrafficControl, interface: Interface) -> tc.Qdisc | None:
+    return next((root for root in _roots(control, interface) if (root.kind, root.handle) == ("htb", _HANDLE)), None)
 
 
-def _rate(wanted: int | None, actual: Rate | None) -> Rate | None:
+def _rate(wanted: Rate | None, actual: Rate | None) -> Rate | None:
     """The rate of a queue if the database and the kernel agree on it."""
-    if wanted is None or actual is None or actual.bits_per_second != max(wanted, _MIN_RATE):
+    if wanted is None or actual is None or actual.bits_per_second != max(wanted.bits_per_second, _MIN_RATE):
         return None
-    try:
-        return Rate(wanted)
-    except ValueError:
-        return None
+    return wanted

@@ -17,19 +17,19 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.linux.libbpf import LASTING_ERRORS, BpfMap
-from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple, Health
+from mptcp_throttle.model import AccessNetwork, Ailment, Budget, Devices, FourTuple, Health
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.sockets.program import SocketProgram
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup, count_paced
 from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup, EndedConnection
-from mptcp_throttled.vocabulary.counters import ProgramCounters
+from mptcp_throttled.vocabulary.counters import ProgramCounters, numbers_of
 from mptcp_throttled.vocabulary.features import FeatureState, Situation
 from mptcp_throttled.vocabulary.kernel_state import IP_VERSIONS, PacingState, of_version
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow
@@ -52,7 +52,7 @@ class PacedSockets:
     `cgroup` is the directory to attach to; None finds it from the listeners of the `proxies`. `keep` is called with
     each new file descriptor that keeps the program attached; with None when there is none any more. `steering_maps`
     returns the maps that the steering programs share, by name; None while there are no such programs. No connection in
-    the control group has a cap.
+    the control group has a cap. `allowances` are the maps of budgets, by name.
     """
 
     def __init__(
@@ -63,11 +63,13 @@ class PacedSockets:
         keep: Callable[[int | None], None] = lambda _: None,
         steering_maps: Callable[[], Mapping[str, BpfMap] | None] = lambda: None,
         control_group: ControlGroup = NO_CONTROL_GROUP,
+        allowances: Mapping[str, BpfMap] | None = None,
     ) -> None:
         self._proxies, self._ports = proxies, proxies.together.ports
         self._keep = keep
         self._steering_maps = steering_maps
         self._control_group = control_group
+        self._allowances = allowances
         self._shared: Mapping[str, BpfMap] | None = None
         self._configured = cgroup
         self._proxy = ProxyCgroup(self._ports)
@@ -104,7 +106,7 @@ class PacedSockets:
         if self._program is not None:
             with suppress(KernelError):
                 self._counters = self._program.counters()
-        return FeatureState(None if self.is_attached else self._problem, asdict(self._counters))
+        return FeatureState(None if self.is_attached else self._problem, numbers_of(self._counters))
 
     def release(self) -> tuple[str, ...]:
         """Cap no subflow any more; `free_sockets` waits until the sockets follow."""
@@ -196,7 +198,7 @@ class PacedSockets:
     def _loaded_program(self) -> SocketProgram:
         self._shared = self._steering_maps()
         try:
-            return SocketProgram(self._proxies, self._shared, self._control_group)
+            return SocketProgram(self._proxies, self._shared, self._control_group, self._allowances)
         except KernelError as error:
             if error.number in LASTING_ERRORS:  # each attempt takes milliseconds
                 self._load_at = time.monotonic() + _RETRY_SECONDS
@@ -207,9 +209,17 @@ class PacedSockets:
         known, reduced = self._reduced
         if known is not networks:
             reduced = tuple(
-                replace(network, rates={}, overflow=None, provisional=0.0, healthy=Health())
+                replace(
+                    network,
+                    rates={},
+                    overflow=None,
+                    provisional=0.0,
+                    healthy=Health(),
+                    budgets=_without_stages(network),
+                    devices=Devices(),
+                )
                 for network in networks
-                if network.budgets
+                if network.all_budgets
             )
             self._reduced = networks, reduced
         return reduced
@@ -296,7 +306,15 @@ class PacedSockets:
             self._decide_at = ended + (ended - began) / _DECIDING_MAX_FRACTION
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
-        return iter(()) if self._program is None else self._program.closed_subflows()
+        """The subflows that have closed since the last call; for any thread."""
+        program = self._program
+        return iter(()) if program is None else program.closed_subflows()
+
+    def decide_now(self) -> None:
+        """Decide for all sockets, idle or not; for any thread. Raises KernelError."""
+        program = self._program
+        if program is not None:
+            program.decide_unless_detached()
 
     def ended_connections(self) -> Iterator[EndedConnection]:
         return iter(()) if self._program is None else self._program.ended_connections()
@@ -344,6 +362,11 @@ class PacedSockets:
         self._program = None
         self._paces, self._classes = {}, _by_version({})
         self._snapshot = None
+
+
+def _without_stages(network: AccessNetwork) -> tuple[Budget, ...]:
+    """Its budgets and those of its devices, which then count, but lower no rate."""
+    return tuple(replace(budget, stages=()) for budget in network.all_budgets)
 
 
 def _leave(minors: Mapping[FourTuple, int]) -> None:

@@ -6,6 +6,7 @@ their classes. It is attached beside other programs, until `close` or the end of
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import Final
 from mptcp_throttle.linux.c_layout import unpack
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfMap, BpfObject, RingBuffer, is_attached
-from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple, Token
+from mptcp_throttle.model import AccessNetwork, Ailment, FourTuple, Health, Token
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttle.service import missing_capabilities
 from mptcp_throttled.kernel.net_namespace import netns_cookie
@@ -52,6 +53,7 @@ class SocketProgram:
     `link` is the file descriptor that keeps it attached; None before.
     There is room for 65 536 paces, and as many classes. `shared` are the maps of the steering programs by name,
     which hold back what then needs no pace; None without these programs. No connection in the control group has a cap.
+    `allowances` are the maps of budgets, by name.
     """
 
     def __init__(
@@ -59,15 +61,20 @@ class SocketProgram:
         proxies: Proxies,
         shared: Mapping[str, BpfMap] | None = None,
         control_group: ControlGroup = NO_CONTROL_GROUP,
+        allowances: Mapping[str, BpfMap] | None = None,
     ) -> None:
         self.link: int | None = None
+        self._taking = threading.Lock()
+        self._is_detached = False
         self._is_steered = shared is not None
-        self._object = _load(proxies, shared or {}, control_group)
+        self._has_bounds = False
+        self._object = _load(proxies, {**(shared or {}), **(allowances or {})}, control_group)
         try:
             self._paces, self._classes = self._object.map("paces"), self._object.map("classes")
             self._networks = NetworksMap(self._object.map("networks"), proxies)
             self._counters = self._object.map("counters")
             self._sick = self._object.map("sick_subflows")
+            self._without_data_acks = self._object.map("subflows_without_data_acks")
             self._totals = RingBuffer(self._object.map("totals"))
             self._ended = RingBuffer(self._object.map("ended_connections"))
         except KernelError:
@@ -87,10 +94,17 @@ class SocketProgram:
     def set_networks(self, networks: Sequence[AccessNetwork]) -> None:
         """Decide by these networks at each socket's next ACK; by none, no subflow is capped."""
         self._networks.set(networks, steered=self._is_steered)
+        self._has_bounds = any(network.healthy != Health() for network in networks)
 
     def decide_now(self) -> None:
         """Decide for all sockets, idle or not; those that are not idle are decided at their next ACK anyway."""
         self._object.iterate("adopt")
+
+    def decide_unless_detached(self) -> None:
+        """As `decide_now`; for any thread, also when the program is detached."""
+        with self._taking:
+            if not self._is_detached:
+                self.decide_now()
 
     def set_paces(self, paces: Mapping[FourTuple, int]) -> None:
         """Give subflows their paces, in bytes/s. Raises KernelError, and has changed all, some or none of them."""
@@ -116,8 +130,10 @@ class SocketProgram:
         self.decide_now()
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
-        """The subflows that have closed since the last call."""
-        return map(closed_subflow, self._totals.take())
+        """The subflows that have closed since the last call; for any thread, also when the program is detached."""
+        with self._taking:
+            records = [] if self._is_detached else self._totals.take()
+        return map(closed_subflow, records)
 
     def ended_connections(self) -> Iterator[EndedConnection]:
         """The connections that have ended since the last call; none without a control group."""
@@ -126,8 +142,10 @@ class SocketProgram:
     def ailments(self) -> dict[FourTuple, Ailment]:
         """The sick subflows."""
         earliest = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - _SICK_HOLDS_NS
-        known = {ends: unpack(Sick, value) for ends, value in self._sick.all_elements().items()}
-        return {unpack_ends(ends): _AILMENTS[sick.ailment] for ends, sick in known.items() if sick.seen_at > earliest}
+        judged = self._sick.all_elements() if self._has_bounds else {}
+        known = {ends: unpack(Sick, value) for ends, value in judged.items()}
+        beyond = {unpack_ends(ends): _AILMENTS[sick.ailment] for ends, sick in known.items() if sick.seen_at > earliest}
+        return {**beyond, **{unpack_ends(ends): Ailment.DATA_ACKS for ends in self._without_data_acks.all_keys()}}
 
     def counters(self) -> ProgramCounters:
         """What the program has counted since it was attached."""
@@ -141,7 +159,9 @@ class SocketProgram:
 
     def detach(self) -> None:
         """Detach it and drop its maps; sockets keep what they have."""
-        self._totals.close()
+        with self._taking:
+            self._is_detached = True
+            self._totals.close()
         self._ended.close()
         self._object.close()
 

@@ -15,6 +15,7 @@ from mptcp_throttle.linux.inet_diag import (
     INET_DIAG_CLASS_ID,
     INET_DIAG_INFO,
     INET_DIAG_ULP_INFO,
+    LIST_SOCKETS,
     LISTEN,
     SENDING,
     InetDiag,
@@ -22,7 +23,7 @@ from mptcp_throttle.linux.inet_diag import (
     parse_attributes,
     parse_socket,
 )
-from mptcp_throttle.linux.kernel_error import KernelError, os_errors
+from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors, os_errors
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.model import Address, FourTuple
 from mptcp_throttle.ports import ALL_PORTS, Ports
@@ -37,8 +38,8 @@ _NO_CLASS: Final = _CLASS_ID.pack(0)
 _WANTED: Final = frozenset({INET_DIAG_INFO, INET_DIAG_CLASS_ID, INET_DIAG_ULP_INFO})
 _UNLIMITED: Final = 2**64 - 1
 # struct tcp_info (include/uapi/linux/tcp.h): tcpi_rtt; tcpi_max_pacing_rate; tcpi_bytes_received, tcpi_segs_out,
-# tcpi_segs_in; tcpi_data_segs_in, tcpi_data_segs_out; tcpi_bytes_sent, tcpi_bytes_retrans
-_TCP_INFO: Final = Struct("=68xI40xQ8xQII8xII40xQQ")
+# tcpi_segs_in; tcpi_notsent_bytes; tcpi_data_segs_in, tcpi_data_segs_out; tcpi_bytes_sent, tcpi_bytes_retrans
+_TCP_INFO: Final = Struct("=68xI40xQ8xQIII4xII40xQQ")
 _MICROSECOND: Final = 1e-6
 # struct inet_diag_msg: the ports and addresses; id.idiag_cookie
 _ENDS: Final = slice(4, 40)
@@ -102,7 +103,7 @@ def _listener_cgroups(ports: Ports) -> frozenset[int]:
 
 
 def _listeners(ports: Ports) -> Iterator[tuple[Address, int]]:
-    with InetDiag() as diag:
+    with InetDiag() as diag, decoding_errors(LIST_SOCKETS):
         for listener in diag.sockets(LISTEN, {_INET_DIAG_CGROUP_ID}, ports):
             if _INET_DIAG_CGROUP_ID in listener.attributes:
                 yield ip_address(listener.local), _CGROUP_ID.unpack(listener.attributes[_INET_DIAG_CGROUP_ID])[0]
@@ -126,7 +127,7 @@ class SocketReader:
 
     def _read(self, ports: Ports) -> dict[FourTuple, SocketState]:
         known, states = {}, {}
-        with InetDiag() as diag:
+        with InetDiag() as diag, decoding_errors(LIST_SOCKETS):
             for payload in diag.list_payloads(SENDING, ports):
                 key = payload[_ENDS]
                 known[key] = ends = self._known.get(key) or _ends(payload)
@@ -144,7 +145,7 @@ def _ends(payload: bytes) -> FourTuple:
 def _state(attributes: Mapping[int, bytes], cookie: int) -> SocketState:
     (priority,) = _CLASS_ID.unpack(attributes.get(INET_DIAG_CLASS_ID, _NO_CLASS))
     tcp_info = _TCP_INFO.unpack_from(attributes[INET_DIAG_INFO])
-    rtt, pace, received, segments_out, segments_in, data_in, data_out, sent, retransmitted = tcp_info
+    rtt, pace, received, segments_out, segments_in, unsent, data_in, data_out, sent, retransmitted = tcp_info
     totals = SocketTotals(sent, retransmitted, received, segments_out, segments_in, data_out, data_in)
     return SocketState(
         minor_of(priority) or 0,
@@ -153,4 +154,5 @@ def _state(attributes: Mapping[int, bytes], cookie: int) -> SocketState:
         rtt * _MICROSECOND or None,
         cookie,
         is_of_mptcp(attributes),
+        unsent,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 from itertools import cycle, islice
@@ -10,7 +11,7 @@ from typing import Final
 
 from mptcp_throttle.linux.c_layout import pack, unpack
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.linux.libbpf import BpfObject
+from mptcp_throttle.linux.libbpf import BpfMap, BpfObject
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple
 from mptcp_throttle.proxies import MAX_INTERFACES, Proxies
 from mptcp_throttle.units import Rate
@@ -22,6 +23,7 @@ from mptcp_throttled.kernel.program_layout import (
     Client,
     Steered,
     mapped,
+    ns_per_kib,
     pack_ends,
     pack_settings,
     pack_u32,
@@ -32,9 +34,9 @@ from mptcp_throttled.vocabulary.control_group import ControlGroup
 from mptcp_throttled.vocabulary.counters import SteeringCounters
 from mptcp_throttled.vocabulary.traffic import SteeredTotals
 
-_BITS_PER_KIB: Final = 8 * 1024
 _NS_PER_SECOND: Final = 10**9
 _SLOTS: Final = 65536
+_SHARED: Final = ("steered_subflows", "sick_subflows", "watched_subflows", "subflows_without_data_acks")
 _VISITS: Final = 1024
 # Ethernet, IPv4 (version and header length, total length, protocol) and TCP: `tell` makes ACKs of it.
 _TCP_SEGMENT: Final = bytes(12) + b"\x50\x10" + bytes(70)
@@ -51,17 +53,23 @@ class Told(IntEnum):
 
 
 class SteeringProgram:
-    """The programs with their networks and shares. All methods raise KernelError."""
+    """The programs with their networks and shares. All methods raise KernelError.
 
-    def __init__(self, proxies: Proxies, control_group: ControlGroup) -> None:
-        self.object = BpfObject(OBJECTS / "steering.bpf.o", pack_settings(0, proxies, 0, control_group))
+    `allowances` are the maps of budgets that throttle.bpf.c has, too, by name.
+    """
+
+    def __init__(
+        self, proxies: Proxies, control_group: ControlGroup, allowances: Mapping[str, BpfMap] | None = None
+    ) -> None:
+        settings = pack_settings(0, proxies, 0, control_group)
+        self.object = BpfObject(OBJECTS / "steering.bpf.o", settings, shared=allowances)
         try:
             self._networks = NetworksMap(self.object.map("networks"), proxies)
             self._buckets, self._bucket_numbers = self.object.map("buckets"), self.object.map("bucket_numbers")
             self._bucket_numbers_of_clients = self.object.map("bucket_numbers_of_clients")
             self._subflows = self.object.map("steered_subflows")
             self._interfaces = self.object.map("interfaces")
-            self.shared_maps = {"steered_subflows": self._subflows, "sick_subflows": self.object.map("sick_subflows")}
+            self.shared_maps = {name: self.object.map(name) for name in _SHARED}
             self._counters = self.object.map("counters")
             self._remind = self.object.prepared("remind", _PACKET)
         except KernelError:
@@ -98,9 +106,17 @@ class SteeringProgram:
         self.object.iterate("adopt")
 
     def set_shares(self, rates: Mapping[int, Rate]) -> None:
-        """Make shares, or change their rates, which forgets their debts."""
-        buckets = {number: Bucket(_ns_per_kib(rate)) for number, rate in rates.items()}
+        """Make shares, or change their rates.
+
+        A rate with a burst keeps its debt, and what is left of the burst; without one, a debt is forgotten.
+        """
+        now = time.monotonic_ns()
+        buckets = {number: self._bucket(pack_u32(number), rate, now) for number, rate in rates.items()}
         self._buckets.update({pack_u32(number): pack(bucket) for number, bucket in buckets.items()})
+
+    def _bucket(self, number: bytes, rate: Rate, now: int) -> Bucket:
+        before = self._buckets.find(number) if rate.burst else None
+        return bucket_for(rate, None if before is None else unpack(Bucket, before), now)
 
     def remove_shares(self, shares: Collection[int]) -> None:
         """Their subflows are held back while they are capped."""
@@ -171,5 +187,14 @@ class SteeringProgram:
             self.object.close()
 
 
-def _ns_per_kib(rate: Rate) -> int:
-    return _BITS_PER_KIB * _NS_PER_SECOND // rate.bits_per_second
+def bucket_for(rate: Rate, before: Bucket | None, now: int) -> Bucket:
+    """The bucket of a share that has a rate from `now` (monotonic nanoseconds) on, and had `before`: the same bytes are
+    left of its burst, or missing from it. A new share has its whole burst."""
+    takes_ns = ns_per_kib(rate)
+    if not rate.burst:
+        return Bucket(takes_ns)
+    bucket = Bucket(takes_ns, credit_ns=rate.burst * takes_ns >> 10)
+    if before is None:
+        return bucket
+    credit_ns = min(now - before.paid_at, before.credit_ns) * takes_ns // before.ns_per_kib
+    return bucket._replace(paid_at=now - credit_ns, is_bursting=before.is_bursting)

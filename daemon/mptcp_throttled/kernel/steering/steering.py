@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Final
 
 from mptcp_throttle.linux.kernel_error import KernelError
@@ -28,7 +27,7 @@ from mptcp_throttled.kernel.reminder import Reminder
 from mptcp_throttled.kernel.share_numbers import ShareNumbers
 from mptcp_throttled.kernel.steering.program import SteeringProgram
 from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
-from mptcp_throttled.vocabulary.counters import SteeringCounters
+from mptcp_throttled.vocabulary.counters import SteeringCounters, numbers_of
 from mptcp_throttled.vocabulary.decision import Throttle
 from mptcp_throttled.vocabulary.features import Absent, FeatureState, Situation
 from mptcp_throttled.vocabulary.traffic import SteeredTotals
@@ -42,16 +41,24 @@ _FREEING_POLL_SECONDS: Final = 0.01
 
 
 class Steering:
-    """The programs at those of the interfaces that exist, while a network has a cap. For one thread.
+    """The programs at those of the interfaces that exist, while a network has a cap, or budgets with stages.
 
-    They hold back no subflow of a connection in the control group.
+    For one thread. They hold back no subflow of a connection in the control group. `allowances` are the maps of
+    budgets, by name.
     """
 
-    def __init__(self, proxies: Proxies, filters: ClsactFilters, control_group: ControlGroup) -> None:
+    def __init__(
+        self,
+        proxies: Proxies,
+        filters: ClsactFilters,
+        control_group: ControlGroup,
+        allowances: Mapping[str, BpfMap] | None = None,
+    ) -> None:
         self._names, self._ports = proxies.together.interfaces, proxies.together.ports
         self._proxies = proxies
         self._filters = filters
         self._control_group = control_group
+        self._allowances = allowances
         self._counters = SteeringCounters()
         self._program: SteeringProgram | None = None
         self._reminder: Reminder | None = None
@@ -81,7 +88,7 @@ class Steering:
     def state(self) -> FeatureState:
         """Why no subflow is held back although a network has a cap; what was counted; how many are held back."""
         problem = self._problem if self._networks else None
-        return FeatureState(problem, asdict(self._counters), held=len(self._shares.subflows))
+        return FeatureState(problem, numbers_of(self._counters), held=len(self._shares.subflows))
 
     def follow(self, situation: Situation) -> None:
         """At most once a second, look whether the filters are there."""
@@ -89,8 +96,8 @@ class Steering:
         is_new = throttling is not self._throttling
         if is_new:
             self._throttling = throttling
-            has_cap = any(RateKind.CAP in network.rates for network in throttling)
-            self._networks = throttling if has_cap else ()
+            may_hold = any(RateKind.CAP in network.rates or network.may_be_narrowed for network in throttling)
+            self._networks = throttling if may_hold else ()
             self._proxy_of = {name: network.proxy for name, network in by_name(self._networks).items()}
         self._shares.linger = situation.linger
         now = time.monotonic()
@@ -159,7 +166,7 @@ class Steering:
         self._shares.note_rates(throttles.values())
         program.unassign([ends for ends, throttle in throttles.items() if throttle is None])
         assigned = {ends: throttle.share for ends, throttle in throttles.items() if throttle is not None}
-        numbers = {ends: self._shares.number(share) for ends, share in assigned.items()}
+        numbers = {ends: self._shares.number(throttle) for ends, throttle in throttles.items() if throttle is not None}
         program.assign(numbers)
         shared = {ends: number for ends, number in numbers.items() if assigned[ends].who != str(ends)}
         program.assign_clients(
@@ -173,7 +180,7 @@ class Steering:
         program.remove_shares(self._shares.take_unused())
 
     def _attach(self) -> None:
-        program = self._program = self._program or SteeringProgram(self._proxies, self._control_group)
+        program = self._program = self._program or SteeringProgram(self._proxies, self._control_group, self._allowances)
         program.set_networks(self._networks)
         before = self._attached
         self._attached = before or frozenset()

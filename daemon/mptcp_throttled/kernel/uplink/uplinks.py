@@ -18,7 +18,7 @@ from mptcp_throttled.kernel.reminder import REMIND_SECONDS, Reminder
 from mptcp_throttled.kernel.share_numbers import ShareNumbers
 from mptcp_throttled.kernel.uplink.acks import AckSender, list_acks
 from mptcp_throttled.kernel.uplink.announced_windows import read_announced_windows
-from mptcp_throttled.kernel.uplink.program import UplinkProgram
+from mptcp_throttled.kernel.uplink.program import Told, UplinkProgram
 from mptcp_throttled.vocabulary.counters import UplinkCounters
 from mptcp_throttled.vocabulary.decision import Throttle
 
@@ -33,12 +33,13 @@ class Uplinks:
     """Throttles what the clients send. For one thread. All methods raise KernelError.
 
     The program sees what leaves through the interfaces, and nothing while no uplink is throttled; it sees what arrives
-    while any is policed. `attach` refreshes `policed` and `counters`. For `linger` seconds a share without subflows
-    keeps its debt: a client could open new subflows to escape it.
+    while any is policed. `attach` and `detach_if_told` refresh `policed`, `unreached` and `counters`. For `linger`
+    seconds a share without subflows keeps its debt: a client could open new subflows to escape it.
     """
 
     def __init__(self, interfaces: tuple[str, ...], filters: ClsactFilters) -> None:
         self.policed: frozenset[FourTuple] = frozenset()
+        self.unreached: frozenset[FourTuple] = frozenset()
         self.counters = UplinkCounters()
         self.window_problem: str | None = None
         self._names = interfaces
@@ -70,7 +71,7 @@ class Uplinks:
                 raise KernelError(what, errno.EOPNOTSUPP)
         if self._program is None:
             self._program = UplinkProgram()
-        self._look_for_policed(self._program)
+        self._look(self._program)
         programs = {Hook.EGRESS: self._program.descriptor}
         if self.policed:
             programs[Hook.INGRESS] = self._program.policing_descriptor
@@ -100,10 +101,14 @@ class Uplinks:
             self._tell_unreached(self._program)
         return bool(changed and before)
 
-    def _look_for_policed(self, program: UplinkProgram) -> None:
-        before, self.counters = self.counters.policed, program.counters()
-        if self.counters.policed != before or self.policed:
-            self.policed = frozenset(ends for ends, uplink in program.uplinks().items() if uplink.is_policed)
+    def _look(self, program: UplinkProgram) -> None:
+        before, self.counters = self.counters, program.counters()
+        has_changed = (self.counters.policed, self.counters.not_repeated) != (before.policed, before.not_repeated)
+        if has_changed or self.policed or self.unreached:
+            uplinks, throttled = program.uplinks(), self._shares.subflows
+            self.policed = frozenset(ends for ends, uplink in uplinks.items() if uplink.is_policed)
+            backups = (ends for ends, uplink in uplinks.items() if uplink.told is Told.BACKUP)
+            self.unreached = frozenset(ends for ends in backups if ends not in throttled)
 
     def _tell_unreached(self, program: UplinkProgram) -> None:
         """Tell clients that their subflows are regular, if their last ACK left through none of the interfaces."""
@@ -132,7 +137,7 @@ class Uplinks:
             return
         program.set_shares(self._shares.new_rates(uplinks.values()))
         self._shares.note_rates(uplinks.values())
-        numbers = {ends: _FREE if t is None else self._shares.number(t.share) for ends, t in uplinks.items()}
+        numbers = {ends: _FREE if t is None else self._shares.number(t) for ends, t in uplinks.items()}
         # A limited subflow may be the only one of its connection: only a cap means that it has another subflow.
         capped = [ends for ends, t in uplinks.items() if t is not None and t.share.kind is RateKind.UPLINK_CAP]
         windows, error = read_announced_windows(capped)
@@ -155,9 +160,16 @@ class Uplinks:
         self._shares.note(dict.fromkeys(untold))
         self._remove_unused()
 
+    def forget_ended(self, subflows: Collection[FourTuple]) -> None:
+        connected, error = read_announced_windows(subflows)
+        if error is not None:
+            raise error
+        self.forget([ends for ends in subflows if ends not in connected])
+
     def detach_if_told(self) -> bool:
         self._remove_unused()
         if self._program is not None:
+            self._look(self._program)
             self._tell_unreached(self._program)
         if self._shares or (self._program is not None and self._program.uplinks()):
             return False
@@ -189,5 +201,6 @@ class Uplinks:
         elif self._program is not None:
             self._program.close()
         self._program = None
-        self.policed, self.counters = frozenset(), UplinkCounters()
+        self.policed = self.unreached = frozenset()
+        self.counters = UplinkCounters()
         self._shares.clear()
