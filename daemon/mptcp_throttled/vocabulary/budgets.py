@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mptcp_throttle.model import Address, Budget, Stage
+from mptcp_throttle.model import Address, Budget
 from mptcp_throttle.periods import Period
 
 Subject = Address | None
@@ -13,13 +13,13 @@ Subject = Address | None
 
 
 class Reached(NamedTuple):
-    """A budget of which the `stages` are reached until `until`, in seconds since the epoch.
+    """A budget of which so many `stages`, the first ones, are reached until `until`, in seconds since the epoch.
 
     `until` is None while no period can begin because the clock is not synchronised.
     """
 
     budget: Budget
-    stages: tuple[Stage, ...]
+    stages: int
     until: float | None
 
 
@@ -28,9 +28,9 @@ Spent = Mapping[str, Mapping[Subject, tuple[Reached, ...]]]
 
 
 class AccountKey(NamedTuple):
-    """A budget (`Budget.key`) of a network, by its name."""
+    """A budget (`Budget.key`) of a network or a device, by its name."""
 
-    network: str
+    owner: str
     budget: str
 
 
@@ -56,7 +56,7 @@ class Addition(NamedTuple):
     until: float | None
 
 
-class Level(NamedTuple):
+class LevelReached(NamedTuple):
     """A subject has used so much of a budget that the operator is warned, or that a stage begins.
 
     `stages` is the number of the stages that are reached.
@@ -69,10 +69,24 @@ class Level(NamedTuple):
     stages: int
 
 
-class Begun(NamedTuple):
+class PeriodBegun(NamedTuple):
     """A period of a budget has begun, or an operator has begun the present one again; `freed` subjects had a stage."""
 
     key: AccountKey
     budget: Budget
     period: Period
     freed: int
+
+
+class StagesEnded(NamedTuple):
+    """A subject has only so many `stages` of a rolling budget, as what it used long ago does not count any more."""
+
+    key: AccountKey
+    budget: Budget
+    subject: Subject
+    use: Use
+    stages: int
+
+
+BudgetChange = LevelReached | PeriodBegun | StagesEnded
+"""What the operator is told of a budget."""

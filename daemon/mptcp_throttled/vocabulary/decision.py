@@ -40,13 +40,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What policy decides for one subflow. The rate of a share is no part of it: that is in the terms."""
+    """What policy decides for one subflow. The rate of a share is no part of it: that is in the terms.
+
+    `client` is the address that stands for the client in its network; None: the subflow is in none.
+    """
 
     token: Token
     subflow: Subflow
     network: str | None
     downlink: Verdict
     uplink: Verdict
+    client: Address | None = None
 
     def of(self, direction: Direction) -> Verdict:
         """The verdict for a direction."""

@@ -25,7 +25,8 @@ _DAY_SECONDS: Final = 86400
 class EventKind(StrEnum):
     """The kinds, each with its `MESSAGE_ID` in the journal, which never changes, and its meaning.
 
-    `frequent`: clients can cause it as often as they like, so that it must not displace events of other kinds.
+    `frequent`: clients, or the server of the fleet, can cause it as often as they like, so that it must not displace
+    events of other kinds.
     """
 
     message_id: str
@@ -53,12 +54,27 @@ class EventKind(StrEnum):
     BUDGET_STAGE = "budget-stage", "434468e3f1b84847841804734067ef09", False, "a stage below 100% is reached"
     BUDGET_SPENT = "budget-spent", "cb4d933018604396bc2382d4eec41cba", False, "a budget is used"
     BUDGET_BEGAN = "budget-began", "e41384506ab342638feef78e61420dca", False, "it begins again, as its period does"
+    BUDGET_EASED = (
+        "budget-eased",
+        "d7f0a3f5c0e94d0f8a1c8f6f52f7e1b4",
+        False,
+        "a stage of a rolling budget ends",
+    )
     PAUSED = "paused", "d5ea1a89e10847e0a073f22736ea662c", False, "nothing is throttled; also at a start in a pause"
     RESUMED = "resumed", "5108ccf6c2fa473193eb248f84b77e19", False, "the pause has ended"
     RELOADED = "configuration-reloaded", "702a7e68867e41a4aa9bf0ac459a1f25", False, "changed files are applied"
     REFUSED = "configuration-refused", "456a4b6256fb41579c0cc05b954d2671", False, "a reload has changed nothing"
+    FLEET_AWAY = "fleet-away", "e34f000c7a8f47a8b92bd86737c493c2", True, "the server of the fleet cannot be used"
+    FLEET_BACK = "fleet-back", "9c9dc90d338b4f10aa1c7938a0fb5d64", True, "totals are shared again"
     CAP_BEGAN = "cap-began", "861b33f5ff91400c8abd7198501e0b6c", True, "a client has a capped subflow on a network"
     CAP_ENDED = "cap-ended", "4390efe020bb4564888e6f254be9d58e", True, "a client has no capped subflow there any more"
+    OVERFLOW_RAISED = (
+        "overflow-raised",
+        "a6386997a5634d32a76e40007a737aa0",
+        True,
+        "an overflow has raised a client's cap",
+    )
+    OVERFLOW_LOWERED = "overflow-lowered", "85f24fc2f7c345a190816a8f57a136f1", True, "it has lowered it, or ended"
     ERROR_BEGAN = "error-began", "6136990b7f914697be840f8c6a83cfa2", True, "something is not applied or not enforced"
     ERROR_ENDED = "error-ended", "5f93e7357238467fa92d3bad63bca659", True, "an error is resolved"
 

@@ -16,7 +16,7 @@ class SocketState:
     """A socket of the proxy that can send: the minor of its class (0: none), its pace (bytes/s; None: not paced), what
     it has carried, its smoothed RTT in seconds (None before the first sample), and its cookie (SO_COOKIE).
 
-    Not `is_mptcp`: TCP without MPTCP.
+    Not `is_mptcp`: TCP without MPTCP. `unsent` are the bytes that it has and has not sent once.
     """
 
     minor: int
@@ -25,6 +25,7 @@ class SocketState:
     rtt: float | None = None
     cookie: int = 0
     is_mptcp: bool = True
+    unsent: int = 0
 
 
 @dataclass(frozen=True, slots=True)

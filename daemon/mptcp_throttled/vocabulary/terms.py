@@ -9,10 +9,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from mptcp_throttle.model import AccessNetwork, Address, RateKind, Window
+from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind, Window
 from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.budgets import Spent
 from mptcp_throttled.vocabulary.decision import Share, Throttle, Verdict
+from mptcp_throttled.vocabulary.fleet import SharedRates
 from mptcp_throttled.vocabulary.operator import Override
 
 
@@ -25,6 +26,7 @@ class RuleName(StrEnum):
     OVERFLOW = "overflow"
     BUDGET = "budget"
     BY_HAND = "by hand"
+    FLEET = "fleet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Term:
     next_change: float | None = None
     rule: RuleName = RuleName.CONFIGURED
 
+
+_OF_ALL_ADDRESSES: Final = frozenset({RuleName.OVERFLOW, RuleName.FLEET})
 
 UNLIMITED: Final = Term(None)
 
@@ -59,36 +63,57 @@ class PresentTerms:
     """The terms of all access networks at one moment.
 
     `by_client` has those of clients whose terms differ from their network's: of each direction in which they do, both
-    kinds. `rates` and `client_rates` have the rates that there are. `next_change` is when the first term changes by
-    itself, in monotonic seconds; None: never.
+    kinds. `bursts` are those of the networks that have one, in bytes. `rates` and `client_rates` have the rates that
+    there are; `has_only_caps`: all of them are caps of downloads, without bursts. `next_change` is when the first term
+    changes by itself, in monotonic seconds; None: never.
     """
 
     by_network: Mapping[str, Terms] = field(default_factory=dict)
     by_client: Mapping[ClientKey, Terms] = field(default_factory=dict)
+    bursts: Mapping[str, int] = field(default_factory=dict)
     rates: Mapping[str, Mapping[RateKind, Rate]] = field(init=False, compare=False)
     client_rates: Mapping[ClientKey, Mapping[RateKind, Rate]] = field(init=False, compare=False)
+    has_only_caps: bool = field(init=False, compare=False)
     next_change: float | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        all_terms = (*self.by_network.values(), *self.by_client.values())
-        changes = [term.next_change for terms in all_terms for term in terms.values()]
-        object.__setattr__(self, "rates", {name: _rates(terms) for name, terms in self.by_network.items()})
-        object.__setattr__(self, "client_rates", {key: _rates(terms) for key, terms in self.by_client.items()})
+        # Those of thousands of clients are often one value.
+        all_terms = {id(terms): terms for terms in (*self.by_network.values(), *self.by_client.values())}
+        rates = {number: _rates(terms) for number, terms in all_terms.items()}
+        changes = [term.next_change for terms in all_terms.values() for term in terms.values()]
+        object.__setattr__(self, "rates", {name: rates[id(terms)] for name, terms in self.by_network.items()})
+        object.__setattr__(self, "client_rates", {key: rates[id(terms)] for key, terms in self.by_client.items()})
+        only_caps = not self.bursts and all(kind is RateKind.CAP for kinds in rates.values() for kind in kinds)
+        object.__setattr__(self, "has_only_caps", only_caps)
         object.__setattr__(self, "next_change", min((at for at in changes if at is not None), default=None))
 
     def rate(self, share: Share) -> Rate | None:
-        """The one rate of a share; None if it has none any more. A limit bounds the cap of its direction."""
+        """The one rate of a share, with its burst; None if it has none any more.
+
+        A limit bounds the cap of its direction.
+        """
         if share.client is None:
             rates = self.rates.get(share.network, {})
         else:
             rates = self.client_rates.get((share.network, share.client), {})
         rate = rates.get(share.kind)
-        return None if rate is None else min(rate, rates.get(share.kind.direction.limit, rate))
+        if rate is None:
+            return None
+        rate, burst = min(rate, rates.get(share.kind.direction.limit, rate)), self.bursts.get(share.network)
+        return rate.with_burst(burst) if burst and share.kind.direction is Direction.DOWNLINK else rate
 
     def term(self, share: Share) -> Term:
         """The term from which a share has its rate."""
         of_client = None if share.client is None else self.by_client.get((share.network, share.client))
         return (self.by_network.get(share.network, {}) if of_client is None else of_client).get(share.kind, UNLIMITED)
+
+    def is_of_all_addresses(self, client: ClientKey) -> bool:
+        """Whether a client has these terms by what all its addresses do."""
+        return any(term.rule in _OF_ALL_ADDRESSES for term in self.by_client.get(client, {}).values())
+
+    def is_overflow(self, client: ClientKey) -> bool:
+        """Whether the cap of a client is raised to what its preferred paths lack."""
+        return self.by_client.get(client, {}).get(RateKind.CAP, UNLIMITED).rule is RuleName.OVERFLOW
 
     def throttle(self, verdict: Verdict) -> Throttle | None:
         """The throttle that a verdict asks for now; None: the subflow is free."""
@@ -114,12 +139,13 @@ class WallClock(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What rules may look at besides the configuration."""
+    """What rules may look at besides the configuration; `shared` is None for a proxy alone."""
 
     overrides: tuple[Override, ...] = ()
     wall_clock: WallClock = WallClock()
     spent: Spent = MappingProxyType({})
     lacking: Lacking = MappingProxyType({})
+    shared: SharedRates | None = None
 
 
 class PresentWindow(NamedTuple):
