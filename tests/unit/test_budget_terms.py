@@ -32,7 +32,7 @@ def terms(
 ) -> PresentTerms:
     spent: dict[Subject, tuple[Reached, ...]] = {}
     for subject, stage in reached:
-        spent[subject] = (*spent.get(subject, ()), Reached(replace(BUDGET, stages=(stage,)), (stage,), until))
+        spent[subject] = (*spent.get(subject, ()), Reached(replace(BUDGET, stages=(stage,)), 1, until))
     facts = Facts(wall_clock=WallClock(EPOCH, ZoneInfo("UTC")), spent={"ethernet": spent})
     return terms_of((WIFI, network), now, facts)  # type: ignore[arg-type]
 
@@ -75,7 +75,7 @@ def test_window_that_does_not_count_is_not_narrowed_until_it_ends() -> None:
 
 
 def test_rate_by_hand_replaces_a_spent_budget() -> None:
-    spent: Spent = {"ethernet": {None: (Reached(BUDGET, BUDGET.stages, None),)}}
+    spent: Spent = {"ethernet": {None: (Reached(BUDGET, 1, None),)}}
     present = terms_of((WIFI, ETHERNET), NOW, Facts((cap("ethernet", FAST),), spent=spent))
     assert present.rates["ethernet"][RateKind.CAP] == FAST
 

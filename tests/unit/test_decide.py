@@ -68,9 +68,10 @@ def test_cap_applies_while_a_preferred_path_is_live() -> None:
         (Ailment.RTT, "round trip above 400ms"),
         (Ailment.LOSS, "loss above 2.5%"),
         (Ailment.RATE, "rate below 1mbit"),
+        (Ailment.DATA_ACKS, "no DATA_ACKs"),
     ],
 )
-def test_reason_names_the_bound_that_a_sick_path_breaks(ailment: Ailment, reason: str) -> None:
+def test_reason_names_what_makes_a_path_sick(ailment: Ailment, reason: str) -> None:
     wifi = replace(WIFI, healthy=Health(0.4, 0.025, Rate.parse("1mbit")))
     sick = connection(1, subflow("10.1.0.2"), replace(subflow("10.2.0.2"), ailment=ailment))
     (free, _) = decide_all([sick], (wifi, ETHERNET))

@@ -27,11 +27,10 @@ from mptcp_throttle.model import (
     Stage,
     Window,
 )
-from mptcp_throttle.proxies import ONE_PROXY
 from mptcp_throttle.subnet_table import network_table
 from mptcp_throttle.units import Rate
 from mptcp_throttle.when import When
-from mptcp_throttled.policy.client_networks import client_networks
+from mptcp_throttled.policy.client_networks import ClientNetworks
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.policy.terms import rule_input, steps, terms_of
 from mptcp_throttled.vocabulary.budgets import Reached, Spent
@@ -97,7 +96,7 @@ def test_budget_narrows_own_rates_and_by_hand_replaces_both() -> None:
     slow = Rate.parse("256kbit")
     counted = Per.CLIENT, Counting.BOTH, Every.MONTH
     budget = Budget(5 * 10**9, *counted, 1, None, (Stage(1.0, {RateKind.CAP: slow, RateKind.LIMIT: slow}),))
-    spent: Spent = {"ethernet": {FIRST: (Reached(budget, budget.stages, None),)}}
+    spent: Spent = {"ethernet": {FIRST: (Reached(budget, len(budget.stages), None),)}}
     networks = WIFI, with_device({RateKind.CAP: FIVE})
     own = terms_of(networks, 0.0, Facts(spent=spent)).by_client["ethernet", FIRST]
     assert {kind: (term.rate, term.rule) for kind, term in own.items()} == {
@@ -205,7 +204,7 @@ def test_kernel_programs_find_all_prefixes_of_a_device_by_one_network() -> None:
     ethernet = replace(ethernet, subnets=(*ethernet.subnets, ip_network("10.1.4.128/26")))
     wifi = replace(WIFI, subnets=(*WIFI.subnets, ip_network("10.1.4.128/25")))
     networks = wifi, ethernet
-    phone, lab = client_networks(networks, terms_of(networks, 0.0, Facts()).by_client, ONE_PROXY)
+    phone, lab = ClientNetworks().of(networks, terms_of(networks, 0.0, Facts()).by_client)
     assert {str(subnet) for subnet in phone.subnets} == {str(prefix) for prefix in PREFIXES}
     assert {str(subnet) for subnet in lab.subnets} == {"10.1.4.0/24", "10.1.4.128/26"}
     table = network_table((*networks, phone, lab))

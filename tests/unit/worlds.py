@@ -7,6 +7,7 @@ from pathlib import Path
 
 from examples import ETHERNET, WIFI
 
+from mptcp_throttle.config.fleet_section import FleetSection
 from mptcp_throttle.config.schema import Config, DaemonSection, MetricsSection, SnifferSection, WebSection
 from mptcp_throttle.model import AccessNetwork, LogLevel
 from mptcp_throttle.ports import Ports
@@ -52,6 +53,7 @@ def configuration(networks: tuple[AccessNetwork, ...] = (WIFI, ETHERNET), **daem
         DaemonSection.model_validate({"linger": "5s", **daemon}),
         MetricsSection(),
         WebSection(),
+        FleetSection(),
         LogLevel.INFO,
         None,
         Path("/run/x"),

@@ -90,6 +90,10 @@ class Planner:
         new = [decision for token in previous for decision in present.get(token, ())]
         self._minors.free_resting(settings.max_minor)
         concerned = self._concerned(previous, new, terms, now, settings)
+        if not (previous or concerned or refused or self._adopted) and settings == self._settings:
+            self._terms = terms
+            nothing = plan_for({}, {}, {}, settings)
+            return PlanDelta(nothing, nothing, False, {})
 
         root = self._root
         slots_before = slots = {share: self.slots[share] for share in concerned if share in self.slots}

@@ -2,53 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mptcp_throttle.model import AccessNetwork, Address, Network
-from mptcp_throttle.proxies import Proxies, networks_of
-from mptcp_throttle.subnet_table import network_table
+from mptcp_throttle.proxies import ONE_PROXY, Proxies, networks_of
+from mptcp_throttle.subnet_table import SubnetTable, network_table
 from mptcp_throttled.vocabulary.terms import ClientKey, Terms
 
 
-def client_networks(
-    networks: Sequence[AccessNetwork], by_client: Mapping[ClientKey, Terms], proxies: Proxies
-) -> Iterator[AccessNetwork]:
-    """A network of each proxy for each of these clients, to be added behind `networks`.
+class ClientNetworks:
+    """The networks of clients, each the same value until its rates or its network change."""
 
-    An address is in such a network, by the longest prefix, if and only if it is the client's and in the client's
-    network.
-    """
-    for proxy in proxies.by_name if by_client else ():
-        yield from _of_proxy(proxy, networks_of(proxy, networks), by_client)
+    def __init__(self, proxies: Proxies = ONE_PROXY) -> None:
+        self._proxies = proxies
+        self._networks: Sequence[AccessNetwork] = ()
+        self._known: dict[tuple[str | None, str], dict[Address, tuple[Terms, AccessNetwork]]] = {}
+
+    def of(self, networks: Sequence[AccessNetwork], by_client: Mapping[ClientKey, Terms]) -> list[AccessNetwork]:
+        """A network of each proxy for each of these clients, to be added behind `networks`.
+
+        An address is in such a network, by the longest prefix, if and only if it is the client's and in the client's
+        network.
+        """
+        known, self._known = self._known if networks is self._networks else {}, {}
+        self._networks = networks
+        by_name: dict[str, dict[Address, Terms]] = {}
+        for (name, client), terms in by_client.items():
+            by_name.setdefault(name, {})[client] = terms
+        made: list[AccessNetwork] = []
+        for proxy in self._proxies.by_name if by_client else ():
+            of_proxy = networks_of(proxy, networks)
+            table = network_table(of_proxy)
+            for network in of_proxy:
+                before = known.get((proxy, network.name), {})
+                own = by_name.get(network.name, {})
+                present = {c: each for c, each in before.items() if own.get(c) is each[0]}
+                missing = {client: terms for client, terms in own.items() if client not in present}
+                present.update(_made(proxy, network, missing, table))
+                self._known[proxy, network.name] = present
+                made += [present[client][1] for client in own]
+        return made
 
 
-def _of_proxy(
-    proxy: str | None, networks: Iterable[AccessNetwork], by_client: Mapping[ClientKey, Terms]
-) -> Iterator[AccessNetwork]:
-    table = network_table(networks)
-    for network in networks:
-        own = {client: terms for (name, client), terms in by_client.items() if name == network.name}
-        within = _subnets_within(network, own)
-        for client, terms in own.items():
-            # The part of a client's prefix that longer subnets do not have belongs to the network around it, if any.
-            around = (
-                prefix
-                for prefix in network.prefixes(client)
-                if table.find(prefix.network_address, prefix.max_prefixlen - prefix.prefixlen) is network
-            )
-            rates = {kind: term.rate for kind, term in terms.items()}
-            subnets = (*within[client], *around)
-            yield replace(network.with_rates(rates), subnets=subnets, proxy=proxy)
+def _made(
+    proxy: str | None, network: AccessNetwork, own: Mapping[Address, Terms], table: SubnetTable[AccessNetwork]
+) -> Iterator[tuple[Address, tuple[Terms, AccessNetwork]]]:
+    within = _subnets_within(network, own)
+    with_rates: dict[int, AccessNetwork] = {}  # thousands of clients often have one value of terms
+    for client, terms in own.items():
+        # The part of a client's prefix that longer subnets do not have belongs to the network around it, if any.
+        around = (
+            prefix
+            for prefix in network.prefixes(client)
+            if table.find(prefix.network_address, prefix.max_prefixlen - prefix.prefixlen) is network
+        )
+        if id(terms) not in with_rates:
+            with_rates[id(terms)] = network.with_rates({kind: term.rate for kind, term in terms.items()})
+        subnets = (*within.get(client, ()), *around)
+        yield client, (terms, replace(with_rates[id(terms)], subnets=subnets, proxy=proxy))
 
 
 def _subnets_within(network: AccessNetwork, clients: Collection[Address]) -> dict[Address, list[Network]]:
     """By client, the subnets of its network that are parts of its prefixes."""
-    within: dict[Address, list[Network]] = {client: [] for client in clients}
+    within: dict[Address, list[Network]] = {}
     for subnet in network.subnets if clients else ():
         client = network.client(subnet.network_address)
-        if client in within and any(_is_part(subnet, prefix) for prefix in network.prefixes(client)):
-            within[client].append(subnet)
+        if client in clients and any(_is_part(subnet, prefix) for prefix in network.prefixes(client)):
+            within.setdefault(client, []).append(subnet)
     return within
 
 

@@ -10,7 +10,7 @@ addresses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,6 +55,11 @@ class Clients:
         """The lowest address of the client with this address."""
         group = self._groups.get(address)
         return address if group is None else group.lowest
+
+    def members(self, address: Address) -> Collection[Address]:
+        """All addresses of the client with this one."""
+        group = self._groups.get(address)
+        return (address,) if group is None else group.members
 
     def change(self, gone: Iterable[Link], come: Iterable[Link]) -> list[Address]:
         """Remove and add links; returns the addresses whose client has changed.

@@ -65,12 +65,15 @@ def decide(
     is_control = control_group.has(connection.token)
     best = min(healthy, key=lambda network: network.preference, default=None)
 
-    def own_terms(subflow: Subflow, network: AccessNetwork) -> _Own | None:
+    def own_terms(subflow: Subflow, network: AccessNetwork, client: Address) -> _Own | None:
         if not terms.by_client:
             return None
-        client = network.client(subflow.ends.client.address)
-        key = network.name, client
-        return _Own(client, terms.by_client[key], terms.client_rates[key]) if key in terms.by_client else None
+        key = network.name, network.client(subflow.ends.client.address)
+        if key not in terms.by_client and network.per is Per.CLIENT:
+            # What is known of a client by all its addresses has one share for all, too.
+            joined = network.name, client
+            key = joined if terms.is_of_all_addresses(joined) else key
+        return _Own(key[1], terms.by_client[key], terms.client_rates[key]) if key in terms.by_client else None
 
     def decision(subflow: Subflow, network: AccessNetwork | None) -> Decision:
         if network is None:
@@ -78,7 +81,8 @@ def decide(
             return Decision(connection.token, subflow, None, free, free)
         relieved_by = best.name if best is not None and best.preference < network.preference else None
         sick = _sick(live, network) if relieved_by is None else None
-        is_used, own = backups_used or not subflow.backup, own_terms(subflow, network)
+        client = client_of(network, subflow.ends.client.address)
+        is_used, own = backups_used or not subflow.backup, own_terms(subflow, network, client)
         downlink, uplink = (
             _verdict(
                 direction,
@@ -88,13 +92,13 @@ def decide(
                 own if own is not None and direction.cap in own.terms else None,
                 relieved_by,
                 sick,
-                client_of,
+                client,
                 is_used=is_used,
                 is_control=is_control and direction is Direction.DOWNLINK,
             )
             for direction in Direction
         )
-        return Decision(connection.token, subflow, network.name, downlink, uplink)
+        return Decision(connection.token, subflow, network.name, downlink, uplink, client)
 
     decisions = tuple(decision(subflow, network) for subflow, network in located)
     if paused:
@@ -129,7 +133,7 @@ def _verdict(
     own: _Own | None,
     relieved_by: str | None,
     sick: str | None,
-    client_of: ClientOf,
+    client: Address,
     *,
     is_used: bool,
     is_control: bool,
@@ -155,7 +159,7 @@ def _verdict(
         why = _IN_CONTROL_GROUP if is_capped else _why_free(sick, owner, has_cap=has_cap, is_used=is_used)
         return _free(why if own is None else _explained(why, own, direction))
     if own is None:
-        return _throttled(network.name, kind, _who(subflow, network, client_of), reason)
+        return _throttled(network.name, kind, _who(subflow, network, client), reason)
     return _throttled(network.name, kind, str(own.client), _explained(reason, own, direction), own.client)
 
 
@@ -184,12 +188,11 @@ def _why_free(sick: str | None, owner: str, *, has_cap: bool, is_used: bool) -> 
     return sick or "no live subflow on a more preferred network"
 
 
-def _who(subflow: Subflow, network: AccessNetwork, client_of: ClientOf) -> str:
+def _who(subflow: Subflow, network: AccessNetwork, client: Address) -> str:
     match network.per:
         case Per.NETWORK:
             return ""
         case Per.CLIENT:
-            client = client_of(network, subflow.ends.client.address)
             bits = network.client_prefix.bits(client)
             return str(client) if bits == client.max_prefixlen else f"{client}/{bits}"
         case Per.SUBFLOW:

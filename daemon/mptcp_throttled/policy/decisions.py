@@ -22,7 +22,7 @@ from mptcp_throttled.policy.decide import decide
 from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
 from mptcp_throttled.vocabulary.decision import Decision, Previous
 from mptcp_throttled.vocabulary.locator import Locators
-from mptcp_throttled.vocabulary.terms import PresentTerms
+from mptcp_throttled.vocabulary.terms import ClientKey, PresentTerms
 
 _PORTION: Final = 256
 """Connections: to decide, plan and assign that many takes some milliseconds, for which all other work waits."""
@@ -69,7 +69,12 @@ class DecisionTable:
         if not is_same:
             self._renamed.clear()
             return self._decide(self.connections)
-        tokens = {token for client in _changed(terms_before, terms) for token in self._users.get(client, ())}
+        tokens = {
+            token
+            for name, client in _changed(terms_before, terms)
+            for address in self._clients[name].members(client)
+            for token in self._users.get(address, ())
+        }
         if before != ports:
             same = ports or before or NO_PORTS
             tokens.update(
@@ -92,6 +97,8 @@ class DecisionTable:
 
     def update(self, changes: Mapping[Token, Connection | None]) -> Previous:
         """Take connections as they are now, None for one that has ended; and decide a portion of those that wait."""
+        if not (changes or self._renamed):
+            return {}
         before = [self.connections[token] for token in changes if token in self.connections]
         after = [connection for connection in changes.values() if connection is not None]
         for connection in before:
@@ -171,9 +178,10 @@ class DecisionTable:
         return {locate.client(subflow.ends.client.address) for subflow in connection.subflows}
 
 
-def _changed(before: PresentTerms, after: PresentTerms) -> set[Address]:
-    """The first addresses of clients that have other terms of their own, or that have them no more."""
+def _changed(before: PresentTerms, after: PresentTerms) -> set[ClientKey]:
+    """The clients that have other terms of their own, or that have them no more."""
     if before is after:
         return set()
     old, new = before.by_client, after.by_client
-    return {key[1] for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+    changed = {key for key, terms in new.items() if (earlier := old.get(key)) is not terms and earlier != terms}
+    return changed | (old.keys() - new.keys())

@@ -7,28 +7,28 @@ To add a rule:
    Its name is in `RuleName`.
 2. `reason` is a few words for the operator (`by hand`). `next_change` is when `apply` will say something else although
    no fact changes: the loop computes all terms again then. Without a `next_change` a rule must depend on facts alone.
-3. Name it in `RULES`. A later rule sees what earlier ones made of the rates; `override` is last, since what is set by
-   hand replaces everything.
+3. Name it in `RULES`. A later rule sees what earlier ones made of the rates; what is set by hand replaces everything,
+   and only `fleet` is behind it, which divides any rate.
 4. If the terms of single clients may differ from their network's, let `_named` name these clients. There may be
-   thousands: a rule does for each only what concerns it alone.
-5. If the rule is configured, add its keys to `NetworkFile` (`config/schema.py`), a field to `AccessNetwork`
-   (`model.py`) that `config/load.py` fills, and a comment to the shipped network file. If it looks at anything else,
-   such as traffic, add that to `Facts`.
+   thousands: a rule does for each only what concerns it alone. Clients with equal facts share terms, unless they are
+   devices or have rates by hand. A rule must therefore not use the address itself.
+5. If the rule is configured, add its keys to `NetworkFile` (`config/schema.py`), what they must be for other keys to
+   `config/network_checks.py`, a field to `AccessNetwork` (`model.py`), and a comment to the shipped network file. If it
+   looks at anything else, such as traffic, add that to `Facts`.
 
 Decisions, plan, uplinks, the log, `status` and metrics take the rates from the terms: none of them knows the rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Final
 
 from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
-from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttle.schedule import next_change, window_at
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.client_networks import client_networks
-from mptcp_throttled.policy.rules import budget, device, overflow, override, schedule
+from mptcp_throttled.policy.rules import budget, device, fleet, overflow, override, schedule
+from mptcp_throttled.vocabulary.fleet import RateKey
 from mptcp_throttled.vocabulary.operator import Override
 from mptcp_throttled.vocabulary.terms import (
     UNLIMITED,
@@ -44,7 +44,10 @@ from mptcp_throttled.vocabulary.terms import (
 
 Rule = Callable[[Terms, RuleInput], Terms]
 
-RULES: Final[tuple[Rule, ...]] = (schedule.apply, device.apply, overflow.apply, budget.apply, override.apply)
+RULES: Final[tuple[Rule, ...]] = (
+    *(schedule.apply, device.apply, overflow.apply, budget.apply, override.apply),
+    fleet.apply,
+)
 
 
 def rule_input(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> RuleInput:
@@ -68,26 +71,82 @@ def steps(given: RuleInput) -> list[Terms]:
     return made
 
 
-def terms_of(networks: Iterable[AccessNetwork], now: float, facts: Facts) -> PresentTerms:
-    """The terms of all networks, and of the clients whose terms differ from their network's."""
+class OwnTerms:
+    """The terms of the clients of one network that differ from its own. Of thousands, only those are computed again
+    that a changed fact names. Equal terms are one value."""
+
+    def __init__(self) -> None:
+        self._common: object = None
+        self._known: dict[Address, tuple[object, Terms]] = {}
+        self._by_facts: dict[object, Terms] = {}
+        self._equal: dict[object, Terms] = {}
+
+    def of(
+        self, given: RuleInput, of_network: Terms, by_hand: Mapping[Address, Iterable[Override]]
+    ) -> Iterator[tuple[Address, Terms]]:
+        """They, as far as facts name the clients; `given` is what rules are given for the network.
+
+        Unless the terms of the network have changed, none has changed by itself since the last call.
+        """
+        name, facts = given.network.name, given.facts
+        spent, lacking = facts.spent.get(name, {}), facts.lacking.get(name, {})
+        leased = _leased(given.network, facts)
+        shared = None if facts.shared is None else facts.shared._replace(leased={})
+        common_facts = facts._replace(spent={}, lacking={}, shared=shared)
+        common = given.network, given.present, of_network, spent.get(None), common_facts
+        if common != self._common:
+            self._common, self._known, self._by_facts, self._equal = common, {}, {}, {}
+        known, self._known = self._known, {}
+        devices = given.network.devices.by_first
+        for client in _named(given.network, by_hand, facts):
+            its_own = spent.get(client), lacking.get(client), by_hand.get(client), leased.get(client)
+            before = known.get(client)
+            if before is None or before[0] != its_own:
+                # Of a client without a name and without rates by hand, rules know nothing else.
+                by_facts_alone = client not in by_hand and client not in devices
+                own = self._by_facts.get(its_own) if by_facts_alone else None
+                if own is None:
+                    its_facts = facts._replace(overrides=(*facts.overrides, *by_hand.get(client, ())))
+                    own = _own(steps(given._replace(client=client, facts=its_facts))[-1], of_network)
+                    own = self._equal.setdefault(tuple(own.items()), own)
+                    if by_facts_alone:
+                        self._by_facts[its_own] = own
+                before = its_own, own
+            self._known[client] = before
+            if before[1]:
+                yield client, before[1]
+
+
+def terms_of(
+    networks: Iterable[AccessNetwork], now: float, facts: Facts, known: Mapping[str, OwnTerms] | None = None
+) -> PresentTerms:
+    """The terms of all networks, and of the clients whose terms differ from their network's.
+
+    `known` has what was computed before, by network; `now` must be before the next change of it.
+    """
     by_network: dict[str, Terms] = {}
     by_client: dict[ClientKey, Terms] = {}
+    bursts: dict[str, int] = {}
     for network in networks:
+        if network.burst:
+            bursts[network.name] = network.burst
         # What is set by hand for a client concerns no other.
         by_hand, of_network = _of_clients(network, facts.overrides), _of_network(network, facts.overrides)
         given = rule_input(network, None, now, facts._replace(overrides=of_network))
         present = by_network[network.name] = steps(given)[-1]
-        named = _named(network, by_hand, facts)
-        for client in named:
-            its_facts = given.facts
-            if client in by_hand:
-                its_facts = its_facts._replace(overrides=(*of_network, *by_hand[client]))
-            own = _own(steps(given._replace(client=client, facts=its_facts))[-1], present)
-            if own:
+        own_terms = OwnTerms() if known is None else known[network.name]
+        by_client |= {(network.name, client): own for client, own in own_terms.of(given, present, by_hand)}
+        if any(device.rates for device in network.devices.clients):
+            for client, own in _of_other_devices(given, _named(network, by_hand, facts), present):
                 by_client[network.name, client] = own
-        for client, own in _of_other_devices(given, named, present):
-            by_client[network.name, client] = own
-    return PresentTerms(by_network, by_client)
+    return PresentTerms(by_network, by_client, bursts)
+
+
+def terms_of_subject(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> Terms:
+    """The terms of a client of a network, by its first address; None: of the network."""
+    by_hand = () if client is None else _of_clients(network, facts.overrides).get(client, ())
+    overrides = (*_of_network(network, facts.overrides), *by_hand)
+    return steps(rule_input(network, client, now, facts._replace(overrides=overrides)))[-1]
 
 
 def _of_other_devices(
@@ -109,8 +168,20 @@ def _of_other_devices(
 
 def _named(network: AccessNetwork, by_hand: Iterable[Address], facts: Facts) -> dict[Address, None]:
     """The first addresses of the clients of a network of which facts say something that is not so of all."""
-    counted = (*facts.spent.get(network.name, ()), *facts.lacking.get(network.name, ()))
+    counted = (*facts.spent.get(network.name, ()), *facts.lacking.get(network.name, ()), *_leased(network, facts))
     return dict.fromkeys((*by_hand, *(network.client(each) for each in counted if each is not None)))
+
+
+def _leased(network: AccessNetwork, facts: Facts) -> dict[Address, tuple[int, ...]]:
+    """What is leased by the clients of a network that shares its rates, in each direction."""
+    if not network.shared or facts.shared is None:
+        return {}
+    leased = facts.shared.leased
+    clients = dict.fromkeys(key.client for key in leased if key.network == network.name)
+    return {
+        client: tuple(leased.get(RateKey(network.name, client, direction), 0) for direction in Direction)
+        for client in clients
+    }
 
 
 def _of_network(network: AccessNetwork, overrides: Iterable[Override]) -> tuple[Override, ...]:
@@ -134,38 +205,3 @@ def _own(of_client: Terms, of_network: Terms) -> Terms:
         if any(of_client.get(kind) != of_network.get(kind) for kind in kinds)
         for kind in kinds
     }
-
-
-class CurrentTerms:
-    """The terms of the `configured` networks, as the same values until they change: readers compare identities, since
-    to compare thousands of subnets takes long. `effective` are the networks with the rates of the terms, and behind
-    them each client with terms of its own, as a network."""
-
-    def __init__(self, proxies: Proxies = ONE_PROXY) -> None:
-        self._proxies = proxies
-        self.configured: tuple[AccessNetwork, ...] = ()
-        self.effective: tuple[AccessNetwork, ...] = ()
-        self.terms = PresentTerms()
-        self._inputs: tuple[tuple[AccessNetwork, ...], Facts] = (), Facts()
-
-    def update(self, configured: tuple[AccessNetwork, ...], now: float, facts: Facts) -> PresentTerms:
-        """The terms now. They are computed again if networks or facts have changed, or their next change is due."""
-        next_change = self.terms.next_change
-        is_due = next_change is not None and next_change <= now
-        networks_before, facts_before = self._inputs
-        if configured is networks_before and facts == facts_before and not is_due:
-            return self.terms
-        self._inputs = configured, facts
-        if configured != self.configured:
-            self.configured = configured
-        terms = terms_of(configured, now, facts)
-        if terms != self.terms:
-            self.terms = terms
-        networks = tuple(
-            network.with_rates({kind: term.rate for kind, term in terms.by_network[network.name].items()})
-            for network in configured
-        )
-        effective = (*networks, *client_networks(networks, terms.by_client, self._proxies))
-        if effective != self.effective:
-            self.effective = effective
-        return self.terms

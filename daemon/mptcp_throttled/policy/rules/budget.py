@@ -32,7 +32,7 @@ def apply(terms: Terms, given: RuleInput) -> Terms:
         if end is not None and end <= given.now:
             continue
         until = min((at for at in (end, change) if at is not None), default=None)
-        for kind, rate in reached.budget.allowed(len(reached.stages)).items():
+        for kind, rate in reached.budget.allowed(reached.stages).items():
             narrowed[kind] = _narrowed(narrowed.get(kind, UNLIMITED), reached, rate, until, is_free=is_free)
     for direction in Direction:
         cap, limit = narrowed.get(direction.cap, UNLIMITED), narrowed.get(direction.limit, UNLIMITED)
@@ -51,6 +51,6 @@ def _narrowed(term: Term, reached: Reached, rate: Rate, until: float | None, *, 
 
 
 def _reason(reached: Reached) -> str:
-    budget, at = reached.budget, reached.stages[-1].at
+    budget, at = reached.budget, reached.budget.stages[reached.stages - 1].at
     part = "" if at == 1 else f"{format_share(at)} of "
-    return f"{part}{format_volume(budget.amount)} per {budget.every} used"
+    return f"{part}{format_volume(budget.amount)} {budget.span} used"
