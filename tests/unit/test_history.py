@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from ipaddress import ip_network
 from pathlib import Path
+from typing import Final
 
 import pytest
 from examples import ETHERNET, WIFI
 
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.model import ClientPrefix
+from mptcp_throttle.model import ClientPrefix, Devices, NamedClient, Token
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import ONE_PROXY, Proxies, Proxy
 from mptcp_throttled.accounting import history as module
+from mptcp_throttled.accounting.control_group import DaySums
 from mptcp_throttled.accounting.history import (
     KEPT,
     Account,
     ClientSums,
+    Counted,
     History,
+    HourOfWaiting,
     Kind,
-    requested_accounts,
     resolution_for,
     together,
 )
+from mptcp_throttled.accounting.requested_accounts import requested_accounts, requested_path
+from mptcp_throttled.vocabulary.control_group import EndedConnection
 from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
 
 WIFI_ACCOUNT = Account(Kind.NETWORK, "wifi")
@@ -80,14 +88,27 @@ def test_next_instance_reads_what_was_flushed_before_a_kill(path: Path) -> None:
     killed.add(NOON + 1, [(WIFI_ACCOUNT, Traffic(sent=100))])
     after = History(path, "boot")
     assert sent(after) == {int(NOON): 100}
-    assert after.counted() == {7: SocketTotals(1, 2, 3, 4, 5, 6, 7)}
+    assert after.counted() == Counted({7: SocketTotals(1, 2, 3, 4, 5, 6, 7)}, is_first=False)
+
+
+def test_rows_that_cannot_be_removed_are_not_written_twice(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_database: sqlite3.Connection, _now: float) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    history = History(path, "boot")
+    history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_prune", refuse)
+        assert not history.flush(NOON, 0, {})
+    assert history.flush(NOON + 5, 5, {})
+    assert sent(history) == {int(NOON): 100}
 
 
 def test_counted_sockets_of_another_boot_are_unknown(path: Path) -> None:
     history = History(path, "boot")
-    assert history.counted() is None
+    assert history.counted() == Counted({}, is_first=True)
     history.flush(NOON, 0, {7: SocketTotals(1)})
-    assert History(path, "another").counted() is None
+    assert History(path, "another").counted() == Counted({}, is_first=True)
 
 
 def test_busiest_clients_are_those_that_were_sent_most(path: Path) -> None:
@@ -136,6 +157,19 @@ def test_number_of_client_rows_is_bounded_and_networks_stay(path: Path, monkeypa
         query = "SELECT count(*) FROM traffic WHERE resolution = 60 AND kind = ?"
         assert database.execute(query, ("client",)).fetchone()[0] <= 10
         assert database.execute(query, ("network",)).fetchone()[0] == 5
+
+
+def test_what_has_not_changed_is_not_written_again(path: Path) -> None:
+    history, log = History(path, "boot"), Path(f"{path}-wal")
+    counted = {7: SocketTotals(sent=1)}
+    assert history.ledger() is not None
+    history.add(NOON, [(WIFI_ACCOUNT, Traffic(sent=100))])
+    history.flush(NOON, 0, counted)
+    written = log.stat().st_size
+    assert history.flush(NOON + 5, 5, counted)
+    assert log.stat().st_size == written
+    assert history.flush(NOON + 10, 10, {})
+    assert log.stat().st_size > written
 
 
 def test_damaged_database_is_set_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -281,3 +315,94 @@ def test_budgets_in_damaged_pages_are_unknown_until_these_are_set_aside(path: Pa
         file.write(b"\xa5" * (path.stat().st_size - 4096))
     assert [damaged.budgets() for _ in range(2)] == [None, {}]
     assert damaged.renewals == 1
+
+
+def test_history_of_a_client_on_one_network() -> None:
+    bus = NamedClient("bus-14", (ip_network("10.2.0.9/32"),))
+    networks = (replace(WIFI, devices=Devices((bus,))), ETHERNET)
+    asked = partial(requested_path, networks=networks, proxies=ONE_PROXY)
+    assert asked("10.1.0.2", "ethernet") == [Account(Kind.CLIENT, "10.1.0.2")]
+    assert asked("bus-14", "wifi") == [Account.of_path("wifi", "bus-14"), Account(Kind.CLIENT, "10.2.0.9")]
+    assert asked("10.2.0.9", "wifi") == asked("bus-14", "wifi")
+    for name, network, problem in (
+        ("10.1.0.2", "wifi", "10.1.0.2: has no address in wifi; allowed: a client that has one"),
+        ("10.1.0.2", "lte", "network: lte: no such access network; allowed: wifi, ethernet"),
+        ("wifi", "wifi", "wifi: is a network; allowed: a device or an address"),
+    ):
+        with pytest.raises(UserError) as refused:
+            asked(name, network)
+        assert str(refused.value).replace("'", "") == problem
+
+
+def test_paths_are_bounded_as_clients_are(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CLIENT_ROWS", 2)
+    history, account = History(path, "boot"), Account.of_path("wifi", "bus-14")
+    for second in range(5):
+        history.add(NOON + second, [(account, Traffic(sent=1))])
+    history.flush(NOON + 5, 5, {})
+    assert list(sent(history, account)) == [int(NOON) + 3, int(NOON) + 4]
+
+
+def test_clients_whose_data_waited_have_their_milliseconds(path: Path) -> None:
+    history = History(path, "boot")
+    one, other, bus = (Account(Kind.CLIENT, "10.1.0.1"), Account(Kind.CLIENT, "10.1.0.2"), Account.of_path("wifi", "x"))
+    for minutes, milliseconds in ((0, 1000), (20, 30), (21, 8)):
+        history.add(NOON + 60 * minutes, [(each, Traffic(held_back_ms=milliseconds)) for each in (one, bus)])
+        history.add(NOON + 60 * minutes, [(other, Traffic(sent=1))])
+    history.flush(NOON + 1300, 1300, {})
+    assert history.held_back_by_client(NOON + 600) == {"10.1.0.1": 38}
+
+
+def test_hours_have_what_ninety_nine_of_a_hundred_clients_waited_at_most(path: Path) -> None:
+    history = History(path, "boot")
+    for number in range(200):
+        waited = {0: 70, 1: 50, 2: 60}.get(number, 0)
+        history.add(NOON, [(Account(Kind.CLIENT, f"10.1.0.{number}"), Traffic(sent=1, held_back_ms=waited))])
+    history.add(NOON + HOUR, [(Account(Kind.CLIENT, "10.1.0.1"), Traffic(sent=1)), (WIFI_ACCOUNT, Traffic(sent=1))])
+    history.flush(NOON + HOUR, 0, {})
+    first = int(NOON) // HOUR * HOUR
+    assert history.waiting_by_hour(NOON - HOUR) == [
+        HourOfWaiting(first, clients=200, waiting=3, held_back_ms=180, p99_ms=50, worst_ms=70),
+        HourOfWaiting(first + HOUR, clients=1, waiting=0, held_back_ms=0, p99_ms=0, worst_ms=0),
+    ]
+
+
+@pytest.mark.parametrize(("clients", "p99"), [(3, 70), (100, 60), (101, 60), (200, 50), (299, 0), (300, 0)])
+def test_one_client_in_a_hundred_may_wait_longer(clients: int, p99: int) -> None:
+    assert HourOfWaiting.of(0, clients, [70, 50, 60] if clients < 299 else [70, 60]).p99_ms == p99
+
+
+SUMS: Final = DaySums().plus(EndedConnection(Token(1), is_control=False, seconds=1.0, sent=2**60, sent_with_cap=2**59))
+
+
+def test_sums_of_days_are_read_back_exactly_and_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_DAYS", 2)
+    history = History(path, "boot")
+    days = {f"2026-11-{day}": SUMS for day in (26, 27, 28)}
+    history.keep_days(days)
+    history.flush(NOON, 0, {})
+    history.flush(NOON, 70, {})
+    assert History(path, "boot").days() == dict.fromkeys(("2026-11-27", "2026-11-28"), SUMS)
+
+
+def test_sums_of_days_are_written_again_when_they_have_changed(path: Path) -> None:
+    history = History(path, "boot")
+    for sums in (SUMS, SUMS.with_all_of(SUMS)):
+        history.keep_days({"2026-11-28": sums})
+        history.flush(NOON, 0, {})
+        assert History(path, "boot").days() == {"2026-11-28": sums}
+    other = History(path, "boot")
+    other.keep_days({"2026-11-28": SUMS})
+    other.flush(NOON, 0, {})
+    assert other.days() == {"2026-11-28": SUMS.with_all_of(SUMS).with_all_of(SUMS)}
+
+
+def test_sums_of_a_day_that_are_none_are_forgotten(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    history = History(path, "boot")
+    history.keep_days({"2026-11-27": SUMS, "2026-11-28": SUMS})
+    history.flush(NOON, 0, {})
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE compared SET sums = '[[[1, 2], 3]]' WHERE day = '2026-11-27'")
+        database.commit()
+    assert list(History(path, "boot").days()) == ["2026-11-28"]
+    assert "sums of 2026-11-27 cannot be used" in caplog.text.replace("'", "")

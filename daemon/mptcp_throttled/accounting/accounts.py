@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,17 +13,28 @@ from typing import Final, NamedTuple
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
+from mptcp_throttled.accounting.budget_account import BudgetTotals, BudgetUse
 from mptcp_throttled.accounting.history import FLUSH_SECONDS, Account, History, Kind
-from mptcp_throttled.accounting.ledger import BudgetTotals, BudgetUse, Carried, Ledger
+from mptcp_throttled.accounting.ledger import Carried, Ledger
 from mptcp_throttled.accounting.meter import LiveSubflow, Meter, Metered
-from mptcp_throttled.vocabulary.budgets import Begun, Level
+from mptcp_throttled.accounting.sharing import PORTION
+from mptcp_throttled.vocabulary.allowances import StageAhead
+from mptcp_throttled.vocabulary.budgets import BudgetChange, Spent
 from mptcp_throttled.vocabulary.clock import Clock
+from mptcp_throttled.vocabulary.fleet import OwnTotal, Scope, UsedElsewhere
 from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.observation import SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SteeredTotals, Traffic
 
+_log = logging.getLogger("mptcp-throttled")
+
 _MAX_CLOSED: Final = 100_000
+_TURN_SECONDS: Final = 0.0005
+"""A thread that waits for a lock needs longer to wake up than another one to take the lock again."""
+
+SETTLE_SECONDS: Final = 60.0
+"""How long what sockets carried before the first look waits for a database that cannot be read."""
 
 RTT_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds, in seconds, of the ranges in which RTTs are counted; one range more is above them."""
@@ -38,7 +51,7 @@ class Accounts:
     """What networks have carried since the daemon's start, in `networks`; clients are in the history only.
 
     What counts in budgets is in the `ledger`, too, with TCP without MPTCP. `tell` is given what the operator is to be
-    told of them, and called when a stage is reached or left.
+    told of them, and called when a stage is reached or left. `budgets_changed` is called after `change_budgets`.
     """
 
     def __init__(
@@ -47,7 +60,7 @@ class Accounts:
         ledger: Ledger,
         clock: Clock,
         proxies: Proxies = ONE_PROXY,
-        tell: Callable[[Sequence[Level | Begun]], None] = lambda _: None,
+        tell: Callable[[Sequence[BudgetChange]], None] = lambda _: None,
     ) -> None:
         self._lock = threading.RLock()
         self._history = history
@@ -67,7 +80,11 @@ class Accounts:
         self._looked_at = clock.monotonic()
         self._with_tcp = history.counted_tcp
         self._renewals = history.renewals
+        self._problem: str | None = None
+        self._unsettled: Mapping[FourTuple, SocketState] | None = None
+        self._settle_until = 0.0
         self.networks: Mapping[str, NetworkAccounts] = {}
+        self.budgets_changed: Callable[[], None] = lambda: None
 
     def note_closed(self, closed: Iterable[ClosedSubflow]) -> None:
         """These have closed; the next look counts them."""
@@ -84,22 +101,24 @@ class Accounts:
         self, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot, steered: Mapping[FourTuple, SteeredTotals]
     ) -> None:
         meter = self._meter = self._meter or self._begin(sockets)
+        self._settle(meter)
         if self._located is not snapshot.networks:
             self._locators, self._located = Locators(snapshot.networks, self._proxies), snapshot.networks
         spent = self._ledger.spent
         self._read_budgets()
         zone = snapshot.facts.wall_clock.zone
-        told: list[Level | Begun] = [*self._ledger.use(snapshot.networks, zone, self._clock.time())]
+        told: list[BudgetChange] = [*self._ledger.use(snapshot.networks, zone, self._clock.time())]
         with_tcp = self._ledger.has_budgets
         if with_tcp and not self._with_tcp:
             meter.ignore({socket.cookie: socket.totals for socket in sockets.values() if not socket.is_mptcp})
         self._with_tcp = with_tcp
         live = dict(_live(meter, sockets, snapshot, steered, self._ports, with_tcp=with_tcp))
-        carried = meter.look(self._clock.monotonic(), live, self._take_closed())
+        carried = meter.look(self._clock.monotonic(), live, () if self._unsettled is not None else self._take_closed())
         self._note_other_ports(snapshot)
         located = self._located_clients(carried)
         self._add_to_history([(network, client, each.traffic) for network, client, each in located if each.is_mptcp])
         told += self._count_budgets(located)
+        self._note_problem()
         if told or self._ledger.spent is not spent:
             self._tell(told)
         if self._clock.monotonic() >= self._flush_at:
@@ -120,31 +139,82 @@ class Accounts:
         if self._ledger.is_unread and (stored := self._history.budgets()) is not None:
             self._ledger.adopt(stored, self._clock.time())
 
-    def _count_budgets(self, located: Iterable[tuple[AccessNetwork, Address, Metered]]) -> list[Level | Begun]:
+    def _count_budgets(self, located: Iterable[tuple[AccessNetwork, Address, Metered]]) -> list[BudgetChange]:
         carried = (
             Carried(network.name, client, each.traffic.ip_sent, each.traffic.ip_received, each.is_mptcp)
             for network, client, each in located
-            if network.budgets
+            if network.budgets or network.devices.by_first
         )
         now = self._clock.monotonic()
         seconds, self._looked_at = now - self._looked_at, now
         return self._ledger.count(carried, self._clock.time(), seconds)
+
+    def _note_problem(self) -> None:
+        before, self._problem = self._problem, self._ledger.problem
+        if self._problem is not None and before is None:
+            _log.warning("budgets: %s", self._problem)
+        elif self._problem is None and before is not None:
+            _log.info("budgets: the periods that were due have begun")
 
     @property
     def seconds_to_next_stage(self) -> float | None:
         """In how long a stage of a budget is reached at the present rates; None: there are no budgets."""
         return self._ledger.seconds_to_next_stage if self._ledger.has_budgets else None
 
-    def change_budgets(self, change: Callable[[Ledger, float], Sequence[Level | Begun]]) -> bool:
+    def change_budgets(self, change: Callable[[Ledger, float], Sequence[BudgetChange]]) -> bool:
         """Let `change` change the ledger, `at` a time in seconds since the epoch; whether that is written."""
         with self._lock:
             self._tell(change(self._ledger, self._clock.time()))
-            return self.flush()
+            is_written = self.flush()
+        self.budgets_changed()
+        return is_written
+
+    def own_totals(self, scope: Scope) -> list[OwnTotal]:
+        """What other proxies are to know of budgets; what has changed is told once.
+
+        If there are many, other threads can use the accounts in between.
+        """
+        totals: list[OwnTotal] = []
+        portions = self._ledger.own_totals(scope)
+        while True:
+            with self._lock:
+                portion = next(portions, None)
+            if portion is None:
+                return totals
+            totals += portion
+            if len(portion) == PORTION:
+                time.sleep(_TURN_SECONDS)
+
+    def note_elsewhere(self, used: Sequence[UsedElsewhere]) -> None:
+        """So much was used of budgets at other proxies."""
+        with self._lock:
+            spent = self._ledger.spent
+            told, is_near = self._ledger.note_elsewhere(used, self._clock.time())
+            is_changed = bool(told) or self._ledger.spent is not spent
+            if is_changed:
+                self._tell(told)
+        if is_changed or is_near:
+            self.budgets_changed()
+
+    def stages_ahead(self, applied: Spent) -> list[StageAhead]:
+        """The stages that subjects are near to, beyond those that are `applied`."""
+        with self._lock:
+            return self._ledger.stages_ahead(applied, self._clock.time())
 
     def budget_uses(self) -> list[BudgetUse]:
         """All budgets as they are now."""
         with self._lock:
             return self._ledger.uses(self._clock.time())
+
+    def budget_uses_of(self, network: str, client: Address) -> list[BudgetUse]:
+        """The budgets in which a client of a network, by its first address, has a part, as they are now."""
+        with self._lock:
+            return self._ledger.uses_of(network, client, self._clock.time())
+
+    @property
+    def budget_problem(self) -> str | None:
+        """Why periods of budgets do not begin that are due; None: there are none."""
+        return self._ledger.problem
 
     def budget_totals(self) -> list[BudgetTotals]:
         """All budgets as a whole."""
@@ -156,12 +226,12 @@ class Accounts:
         with self._lock:
             now = self._clock.monotonic()
             self._flush_at = now + FLUSH_SECONDS
-            if self._meter is None:
+            # Nothing takes the place of what could not be read.
+            if self._meter is None or self._unsettled is not None:
                 return False
             if self._renewals != self._history.renewals:
                 self._renewals = self._history.renewals
                 self._ledger.write_all_again()
-            # Nothing takes the place of what could not be read.
             changes = None if self._ledger.is_unread else self._ledger.changes()
             at = self._clock.time()
             is_written = self._history.flush(at, now, self._meter.counted, changes, with_tcp=self._with_tcp)
@@ -176,9 +246,24 @@ class Accounts:
 
     def _begin(self, sockets: Mapping[FourTuple, SocketState]) -> Meter:
         counted = self._history.counted()
+        if counted is not None and not counted.is_first:
+            return Meter(counted.sockets, {})
         if counted is None:
-            return Meter({}, {socket.cookie: socket.totals for socket in sockets.values()})
-        return Meter(counted, {})
+            self._unsettled, self._settle_until = dict(sockets), self._clock.monotonic() + SETTLE_SECONDS
+        return Meter({}, {socket.cookie: socket.totals for socket in sockets.values()})
+
+    def _settle(self, meter: Meter) -> None:
+        """Go on from what an earlier instance has counted, if that could not be read at the first look."""
+        if self._unsettled is None:
+            return
+        counted = self._history.counted()
+        if counted is None and self._clock.monotonic() < self._settle_until:
+            return
+        if counted is not None and not counted.is_first:
+            with_tcp = self._history.counted_tcp
+            first = {each.cookie: each.totals for each in self._unsettled.values() if each.is_mptcp or with_tcp}
+            meter.settle(counted.sockets, first)
+        self._unsettled = None
 
     def _take_closed(self) -> Iterator[ClosedSubflow]:
         while self._closed:
@@ -216,7 +301,7 @@ def _sums(
     sums: dict[Account, Traffic] = {}
     rtts: dict[str, list[int]] = {}
     for network, client, traffic in carried:
-        for account in (Account(Kind.NETWORK, network.name), Account(Kind.CLIENT, _name(network, client))):
+        for account in (Account(Kind.NETWORK, network.name), *_accounts_of(network, client)):
             before = sums.get(account)
             sums[account] = traffic if before is None else before.plus(traffic)
         counts = rtts.setdefault(network.name, [0] * (len(RTT_BOUNDS) + 1))
@@ -225,10 +310,13 @@ def _sums(
     return sums, rtts
 
 
-def _name(network: AccessNetwork, client: Address) -> str:
-    """What a client has its history under: the name of its device, or its first address."""
+def _accounts_of(network: AccessNetwork, client: Address) -> tuple[Account, ...]:
+    """What a client has its history under: the name of its device, in all networks and in this one, or its first
+    address."""
     device = network.devices.by_first.get(client)
-    return str(client) if device is None else device.name
+    if device is None:
+        return (Account(Kind.CLIENT, str(client)),)
+    return Account(Kind.CLIENT, device.name), Account.of_path(network.name, device.name)
 
 
 def _live(

@@ -8,14 +8,18 @@ delta method.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import NormalDist
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from mptcp_throttled.vocabulary.control_group import EndedConnection
 
 MIN_CONNECTIONS: Final = 30
 """In the smaller group, for a confidence interval."""
+
+KEPT_DAYS: Final = 62
+"""For how many days sums are kept: for two months."""
 
 MIN_DOWNLOAD_BYTES: Final = 1_000_000
 """Of a connection whose rate counts."""
@@ -33,6 +37,10 @@ class Sums(NamedTuple):
     def plus(self, value: int) -> Sums:
         """With one more."""
         return Sums(self.number + 1, self.total + value, self.squares + value * value)
+
+    def with_all_of(self, sums: Sums) -> Sums:
+        """With those of other sums."""
+        return Sums(self.number + sums.number, self.total + sums.total, self.squares + sums.squares)
 
     @property
     def mean(self) -> float | None:
@@ -61,6 +69,15 @@ class GroupSums(NamedTuple):
             self.sent_with_cap.plus(with_cap),
             self.products + sent * with_cap,
             self.rates.plus(round(sent / seconds)) if has_rate else self.rates,
+        )
+
+    def with_all_of(self, sums: GroupSums) -> GroupSums:
+        """With the connections of other sums."""
+        return GroupSums(
+            self.sent.with_all_of(sums.sent),
+            self.sent_with_cap.with_all_of(sums.sent_with_cap),
+            self.products + sums.products,
+            self.rates.with_all_of(sums.rates),
         )
 
     @property
@@ -102,24 +119,60 @@ class ComparedGroups(NamedTuple):
         )
 
 
+class DaySums(NamedTuple):
+    """Of the connections that ended on a day."""
+
+    capped: GroupSums = GroupSums()
+    control: GroupSums = GroupSums()
+
+    def plus(self, connection: EndedConnection) -> DaySums:
+        """With one connection more."""
+        if connection.is_control:
+            return self._replace(control=self.control.plus(connection))
+        return self._replace(capped=self.capped.plus(connection))
+
+    def with_all_of(self, day: DaySums) -> DaySums:
+        """With the connections of another day."""
+        return DaySums(self.capped.with_all_of(day.capped), self.control.with_all_of(day.control))
+
+
+ByDay = Mapping[str, DaySums]
+"""By day, as `2026-11-28`."""
+
+
 class Comparison:
     """Adds up what ends; `share` of all connections are in the control group.
 
-    `note` is for one thread, `groups` for any.
+    `earlier` is what earlier instances have kept by day, `own` what this one has; `today` tells the present day. `note`
+    is for one thread, `groups` and `own` for any: they are replaced, not changed.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, earlier: ByDay = MappingProxyType({}), today: Callable[[], str] = str) -> None:
         self.groups = ComparedGroups(share)
+        self.own: ByDay = {}
+        self._earlier = earlier
+        self._today = today
+
+    @property
+    def by_day(self) -> ByDay:
+        """What ended on each day, for any thread."""
+        own, nothing = self.own, DaySums()
+        return {
+            day: self._earlier.get(day, nothing).with_all_of(own.get(day, nothing)) for day in {*self._earlier, *own}
+        }
 
     def note(self, ended: Iterable[EndedConnection]) -> None:
         """These connections have ended."""
-        share, capped, control = self.groups
-        for connection in ended:
-            if connection.is_control:
-                control = control.plus(connection)
-            else:
-                capped = capped.plus(connection)
-        self.groups = ComparedGroups(share, capped, control)
+        connections, day = list(ended), self._today()
+        if not connections and day in self.own:
+            return
+        share, since_start = self.groups.share, DaySums(self.groups.capped, self.groups.control)
+        of_day = self.own.get(day, DaySums())
+        for connection in connections:
+            since_start, of_day = since_start.plus(connection), of_day.plus(connection)
+        self.groups = ComparedGroups(share, *since_start)
+        latest = sorted({**self.own, day: of_day}.items())[-KEPT_DAYS:]
+        self.own = dict(latest)
 
 
 class _Estimate(NamedTuple):

@@ -10,21 +10,23 @@ it lacks. While it cannot be written, sums are kept in memory as long as they fi
 from __future__ import annotations
 
 import itertools
+import json
 import logging
+import re
+import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
-from mptcp_throttle.config.subnets import parse_address
-from mptcp_throttle.errors import UserError, shown
-from mptcp_throttle.model import AccessNetwork
-from mptcp_throttle.proxies import Proxies
+from mptcp_throttle.errors import shown
 from mptcp_throttled.accounting import ledger_rows
+from mptcp_throttled.accounting.control_group import KEPT_DAYS, ByDay, DaySums, GroupSums, Sums
 from mptcp_throttled.accounting.ledger_rows import (
     LedgerChanges,
     StoredAccount,
@@ -33,7 +35,6 @@ from mptcp_throttled.accounting.ledger_rows import (
 )
 from mptcp_throttled.reporting.instruments import count_errors
 from mptcp_throttled.vocabulary.budgets import AccountKey
-from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
 
 _log = logging.getLogger("mptcp-throttled")
@@ -43,7 +44,7 @@ KEPT: Final = {1: 600, 60: 86_400, 3600: 60 * 86_400}
 """For how many seconds the rows of a resolution, in seconds, are kept."""
 
 MAX_CLIENT_ROWS: Final = 200_000
-"""Of one resolution. With very many clients, their history is shorter; that of networks is not."""
+"""Of one resolution, and so many of paths. With very many, their history is shorter; that of networks is not."""
 
 _MAX_PENDING: Final = 100_000
 _CLOCK_STEP_SECONDS: Final = 60.0
@@ -52,6 +53,7 @@ _MAX_BYTES: Final = 256 * 2**20
 # The cookie, and the totals without what is `steered`, which the next instance counts from 0 again.
 _COUNTED: Final = Struct("=QQQQIIII")
 _COLUMNS: Final = tuple(field.name for field in fields(Traffic))
+_values: Final[Callable[[Traffic], tuple[float, ...]]] = attrgetter(*_COLUMNS)  # astuple would copy each value
 _OF_COLUMNS: Final = "NUMERIC DEFAULT 0"
 
 _SCHEMA: Final = f"""
@@ -62,12 +64,16 @@ CREATE TABLE IF NOT EXISTS traffic (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_age ON traffic (resolution, kind, start);
 CREATE TABLE IF NOT EXISTS counted (boot TEXT, sockets BLOB);
+CREATE TABLE IF NOT EXISTS ledger (place INTEGER PRIMARY KEY, identifier TEXT);
+CREATE TABLE IF NOT EXISTS compared (day TEXT, instance TEXT, sums TEXT, PRIMARY KEY (day, instance)) WITHOUT ROWID;
 """
 _ADD: Final = (
     f"INSERT INTO traffic (resolution, start, kind, name, {', '.join(_COLUMNS)})"  # noqa: S608
     f" VALUES ({', '.join('?' * (4 + len(_COLUMNS)))}) ON CONFLICT DO UPDATE SET "
     + ", ".join(f"{column} = {column} + excluded.{column}" for column in _COLUMNS)
 )
+_NAME_LEDGER: Final = "INSERT OR REPLACE INTO ledger (place, identifier) VALUES (0, ?)"
+_LEDGER: Final = re.compile(r"[0-9a-f]{8}")
 
 
 class Kind(StrEnum):
@@ -75,13 +81,37 @@ class Kind(StrEnum):
 
     NETWORK = "network"
     CLIENT = "client"
+    PATH = "path"
 
 
 class Account(NamedTuple):
-    """A network by its name, or a client by its address or prefix; a device, in all networks, by its name."""
+    """A network by its name, or a client by its address or prefix; a device, in all networks, by its name.
+
+    A device on one network is a path: of an address, the client is on one network anyway.
+    """
 
     kind: Kind
     name: str
+
+    @classmethod
+    def of_path(cls, network: str, device: str) -> Account:
+        """A device on a network."""
+        return cls(Kind.PATH, f"{network} {device}")
+
+
+class Counted(NamedTuple):
+    """What was counted of `sockets`, by cookie, since the boot. `is_first`: there was no instance that could count."""
+
+    sockets: Mapping[int, SocketTotals]
+    is_first: bool
+
+
+class _Written(NamedTuple):
+    """What was written of live sockets, whether TCP without MPTCP was counted, and what names the ledger."""
+
+    sockets: bytes
+    with_tcp: bool
+    ledger: str | None
 
 
 class ClientSums(NamedTuple):
@@ -93,43 +123,34 @@ class ClientSums(NamedTuple):
     held_back_ms: int
 
 
+class HourOfWaiting(NamedTuple):
+    """How long data of clients waited in the hour that began at `start`, in seconds since the epoch.
+
+    `clients` have carried something, of which `waiting` had data that waited. `p99_ms` is the most milliseconds of all
+    but one in a hundred of them, `worst_ms` that of all, and `held_back_ms` the sum.
+    """
+
+    start: int
+    clients: int
+    waiting: int
+    held_back_ms: int
+    p99_ms: int
+    worst_ms: int
+
+    @classmethod
+    def of(cls, start: int, clients: int, waited: Sequence[int]) -> HourOfWaiting:
+        """`waited` are the milliseconds of each client whose data waited."""
+        place = -(-99 * clients // 100) - (clients - len(waited)) - 1
+        p99 = sorted(waited)[place] if place >= 0 else 0
+        return cls(start, clients, len(waited), sum(waited), p99, max(waited, default=0))
+
+
 @dataclass(frozen=True, slots=True)
 class Period:
     """What an account carried from `start` (seconds since the epoch), for as long as the resolution."""
 
     start: int
     traffic: Traffic
-
-
-def requested_accounts(name: str, networks: Sequence[AccessNetwork], proxies: Proxies) -> list[Account]:
-    """The account that an operator names: a network or a device by its name, a client by one of its addresses.
-
-    If networks of different proxies have different client prefixes, the client has several. A device has, too, what its
-    addresses carried before it had a name. Raises UserError.
-    """
-    if name in [network.name for network in networks]:
-        return [Account(Kind.NETWORK, name)]
-    if any(name in network.devices.by_name for network in networks):
-        return _accounts_of(name, networks)
-    try:
-        address = parse_address(name)
-    except ValueError as error:
-        known = ", ".join(network.name for network in networks)
-        problem = f"no such network, device or address; allowed: {known}, a device, or an IP address without a zone"
-        raise UserError(f"{shown(name)}: {problem}") from error
-    located = [locate for locate in Locators(networks, proxies).each if locate(address) is not None]
-    devices = (locate.device(address) for locate in located)
-    device = next((each for each in devices if each is not None), None)
-    if device is not None:
-        return _accounts_of(device, networks)
-    clients = dict.fromkeys(locate.client(address) for locate in located) or [address]
-    return [Account(Kind.CLIENT, str(client)) for client in clients]
-
-
-def _accounts_of(device: str, networks: Iterable[AccessNetwork]) -> list[Account]:
-    clients = (network.devices.by_name.get(device) for network in networks)
-    firsts = (str(prefix.network_address) for client in clients if client is not None for prefix in client.prefixes)
-    return [Account(Kind.CLIENT, name) for name in dict.fromkeys((device, *firsts))]
 
 
 def together(periods: Iterable[Period]) -> list[Period]:
@@ -162,6 +183,13 @@ class History:
         self._problem: str | None = None
         self._clocks: tuple[float, float] | None = None
         self._prune_at = 0.0
+        # What could not be read stays as it is: each instance writes its own sums.
+        self._instance = secrets.token_hex(8)
+        self._ledger: str | None = None
+        self._days: Mapping[str, DaySums] = {}
+        self._written_days: Mapping[str, DaySums] = {}
+        self._written: _Written | None = None
+        self._room = 0
         self.renewals = 0
         self._database = self._open()
 
@@ -174,6 +202,10 @@ class History:
                 self._pending[key] = traffic if before is None else before.plus(traffic)
         if len(self._pending) > _MAX_PENDING:
             self._shed()
+
+    def keep_days(self, days: ByDay) -> None:
+        """Let the next `flush` write these sums of this instance; the mapping must not change. For any thread."""
+        self._days = days
 
     def flush(
         self,
@@ -197,11 +229,13 @@ class History:
                 self._database = database
                 try:
                     self._write(database, counted, budgets, with_tcp=with_tcp)
+                    self._pending.clear()
                 finally:
                     if self._may_prune(now, monotonic):
                         with database:  # a full one has room again
                             _prune(database, now)
-                self._pending.clear()
+                            if self._room <= 0:
+                                self._room = _shorten(database)
                 self._note(None)
             except (sqlite3.Error, OverflowError) as error:
                 self._note_error(error)
@@ -216,17 +250,33 @@ class History:
         *,
         with_tcp: bool,
     ) -> None:
+        # What has not changed is not written again: a proxy's disk may be a flash memory.
+        before, written = self._written, _Written(_packed(counted), with_tcp, self._ledger)
         with database:
-            rows = (
-                (resolution, start, *account, *astuple(traffic))
-                for (resolution, start, account), traffic in self._pending.items()
-            )
-            database.executemany(_ADD, rows)
-            database.execute("DELETE FROM counted")
-            database.execute("INSERT INTO counted VALUES (?, ?)", (self._boot, _packed(counted)))
-            database.execute(f"PRAGMA user_version = {with_tcp:d}")
+            if self._pending:
+                rows = (
+                    (resolution, start, *account, *_values(traffic))
+                    for (resolution, start, account), traffic in self._pending.items()
+                )
+                database.executemany(_ADD, rows)
+            if before is None or written.sockets != before.sockets:
+                database.execute("DELETE FROM counted")
+                database.execute("INSERT INTO counted VALUES (?, ?)", (self._boot, written.sockets))
+            if before is None or with_tcp != before.with_tcp:
+                database.execute(f"PRAGMA user_version = {with_tcp:d}")
+            if written.ledger is not None and (before is None or written.ledger != before.ledger):
+                database.execute(_NAME_LEDGER, (written.ledger,))
             if budgets is not None:
                 write_changes(database, budgets)
+            days = self._days
+            changed = [(day, sums) for day, sums in days.items() if self._written_days.get(day) is not sums]
+            if changed:
+                database.executemany(
+                    "INSERT OR REPLACE INTO compared (day, instance, sums) VALUES (?, ?, ?)",
+                    ((day, self._instance, json.dumps(sums)) for day, sums in changed),
+                )
+        self._written_days, self._written = days, written
+        self._room -= len(self._pending)
 
     def _note_error(self, error: Exception) -> None:
         """Say what has failed; if the database is damaged, set it aside, and begin another."""
@@ -235,6 +285,7 @@ class History:
             if self._database is not None:
                 self._database.close()
             self._database = self._set_aside()
+            self._written_days, self._written = {}, None
             self.renewals += 1
 
     def read(self, account: Account, resolution: int, since: float) -> list[Period]:
@@ -255,10 +306,52 @@ class History:
         )
         return list(itertools.starmap(ClientSums, rows))
 
-    def counted(self) -> dict[int, SocketTotals] | None:
-        """What an earlier instance has counted of live sockets, by cookie; None if there is none since the boot."""
-        rows = self._select("SELECT sockets FROM counted WHERE boot = ?", (self._boot,))
-        return _unpacked(rows[0][0]) if rows else None
+    def held_back_by_client(self, since: float) -> dict[str, int]:
+        """The milliseconds that data of each client waited since then (seconds since the epoch), by minute, by name.
+
+        Without the clients whose data did not wait.
+        """
+        rows = self._select(
+            "SELECT name, SUM(held_back_ms) FROM traffic"
+            " WHERE resolution = 60 AND kind = ? AND start >= ? AND held_back_ms > 0 GROUP BY name",
+            (Kind.CLIENT, since),
+        )
+        return dict(rows)
+
+    def days(self) -> dict[str, DaySums]:
+        """What all instances have kept by day of the comparison with the control group."""
+        kept: dict[str, DaySums] = {}
+        for day, text in self._select("SELECT day, sums FROM compared", ()):
+            try:
+                sums = _day_sums(json.loads(text))
+            except (ValueError, TypeError, RecursionError):
+                _log.error("%s: sums of %s cannot be used: what they say is forgotten", self._path, shown(day))
+            else:
+                kept[str(day)] = kept.get(str(day), DaySums()).with_all_of(sums)
+        return kept
+
+    def waiting_by_hour(self, since: float) -> list[HourOfWaiting]:
+        """How long data of clients waited in each hour since then (seconds since the epoch), the oldest first."""
+        where = "FROM traffic WHERE resolution = 3600 AND kind = ? AND start >= ?"
+        numbers = self._select(f"SELECT start, COUNT(*) {where} GROUP BY start ORDER BY start", (Kind.CLIENT, since))
+        waited: dict[int, list[int]] = {}
+        query = f"SELECT start, held_back_ms {where} AND held_back_ms > 0"
+        for start, milliseconds in self._select(query, (Kind.CLIENT, since)):
+            waited.setdefault(start, []).append(milliseconds)
+        return [HourOfWaiting.of(start, number, waited.get(start, ())) for start, number in numbers]
+
+    def counted(self) -> Counted | None:
+        """What an earlier instance has counted of live sockets; None while the database cannot be read."""
+        with self._lock:
+            try:
+                self._database = self._database or self._open()
+                if self._database is None:
+                    return None
+                rows = self._database.execute("SELECT sockets FROM counted WHERE boot = ?", (self._boot,)).fetchall()
+            except sqlite3.Error as error:
+                self._note_error(error)
+                return None
+        return Counted(_unpacked(rows[0][0]) if rows else {}, is_first=not rows)
 
     def budgets(self) -> dict[AccountKey, StoredAccount] | None:
         """What is stored of budgets; None while the database cannot be read."""
@@ -274,6 +367,36 @@ class History:
         if bad:
             _log.error("%s: %d rows of budgets cannot be used: what they say is forgotten", self._path, bad)
         return accounts
+
+    def ledger(self) -> str | None:
+        """What tells the ledger of budgets in this database from those of others; None while that is not there.
+
+        A database that begins has another one, which is written at once: the next instance must not begin beside what
+        this one has published. What is set aside while this instance runs is written again.
+        """
+        with self._lock:
+            if self._ledger is None:
+                try:
+                    self._database = self._database or self._open()
+                    if self._database is None:
+                        return None
+                    rows = self._database.execute("SELECT identifier FROM ledger").fetchall()
+                    identifier = str(rows[0][0]) if rows else ""
+                    if not _LEDGER.fullmatch(identifier):
+                        identifier = secrets.token_hex(4)
+                        with self._database:
+                            self._database.execute(_NAME_LEDGER, (identifier,))
+                except sqlite3.Error as error:
+                    self._note_error(error)
+                    return None
+                self._ledger = identifier
+            return self._ledger
+
+    @property
+    def read_at(self) -> float | None:
+        """When totals of other proxies that had changed were read last, in seconds since the epoch; None: never."""
+        rows = self._select(ledger_rows.LAST_READ, ())
+        return rows[0][0] if rows and isinstance(rows[0][0], float) else None
 
     @property
     def counted_tcp(self) -> bool:
@@ -344,7 +467,7 @@ class History:
 
     def _shed(self) -> None:
         """Drop the finest rows of clients, the oldest rows first, so that half of what may be pending remains."""
-        order = sorted(self._pending, key=lambda key: (key[2].kind == Kind.NETWORK, key[0], key[1]))
+        order = sorted(self._pending, key=lambda key: (key[2].kind is Kind.NETWORK, key[0], key[1]))
         for key in order[: len(order) - _MAX_PENDING // 2]:
             del self._pending[key]
 
@@ -369,14 +492,36 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _prune(database: sqlite3.Connection, now: float) -> None:
-    for resolution, seconds in KEPT.items():
-        database.execute("DELETE FROM traffic WHERE resolution = ? AND start < ?", (resolution, now - seconds))
-        of_clients = (resolution, Kind.CLIENT)
-        query = "SELECT start FROM traffic WHERE resolution = ? AND kind = ? ORDER BY start DESC LIMIT 1 OFFSET ?"
-        excess = database.execute(query, (*of_clients, MAX_CLIENT_ROWS)).fetchone()
-        if excess is not None:
+    kept = "SELECT DISTINCT day FROM compared ORDER BY day DESC LIMIT ?"
+    database.execute(f"DELETE FROM compared WHERE day NOT IN ({kept})", (KEPT_DAYS,))  # noqa: S608
+    # By kind, as the index has it: else all rows of a resolution are read.
+    too_old = "DELETE FROM traffic WHERE resolution = ? AND kind = ? AND start < ?"
+    for (resolution, seconds), kind in itertools.product(KEPT.items(), Kind):
+        database.execute(too_old, (resolution, kind, now - seconds))
+
+
+def _shorten(database: sqlite3.Connection) -> int:
+    """Remove the oldest rows of clients if they are too many; how many more there may be until this is due again."""
+    most = 0
+    for resolution, kind in itertools.product(KEPT, (Kind.CLIENT, Kind.PATH)):
+        count = "SELECT COUNT(*) FROM traffic WHERE resolution = ? AND kind = ?"
+        number: int = database.execute(count, (resolution, kind)).fetchone()[0]
+        most = max(most, number)
+        if number > MAX_CLIENT_ROWS:
+            query = "SELECT start FROM traffic WHERE resolution = ? AND kind = ? ORDER BY start DESC LIMIT 1 OFFSET ?"
+            excess = database.execute(query, (resolution, kind, MAX_CLIENT_ROWS)).fetchone()
             too_many = "DELETE FROM traffic WHERE resolution = ? AND kind = ? AND start <= ?"
-            database.execute(too_many, (*of_clients, *excess))
+            database.execute(too_many, (resolution, kind, *excess))
+    return MAX_CLIENT_ROWS - most
+
+
+def _day_sums(data: Any) -> DaySums:  # noqa: ANN401
+    """The sums of their JSON. Raises ValueError or TypeError if it is none."""
+    capped, control = (
+        GroupSums(Sums(*map(int, sent)), Sums(*map(int, with_cap)), int(products), Sums(*map(int, rates)))
+        for sent, with_cap, products, rates in data
+    )
+    return DaySums(capped, control)
 
 
 def _packed(counted: Mapping[int, SocketTotals]) -> bytes:

@@ -13,20 +13,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import tzinfo
 from typing import Final, NamedTuple
 
-from mptcp_throttle.model import AccessNetwork, Budget, Counting, Every, Per
+from mptcp_throttle.model import AccessNetwork, Address, Budget, Counting, Every, NamedClient, Per
 from mptcp_throttle.periods import Period, period_at
 from mptcp_throttle.schedule import window_at
+from mptcp_throttled.accounting import sharing
+from mptcp_throttled.accounting.budget_account import (
+    NO_LEVEL,
+    BudgetAccount,
+    BudgetTotals,
+    BudgetUse,
+    charge,
+    held,
+    reached_stages,
+    used_fraction,
+)
+from mptcp_throttled.accounting.clock_trust import STAY_SECONDS, ClockTrust
 from mptcp_throttled.accounting.ledger_rows import LedgerChanges, StoredAccount, StoredPeriod
-from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, Begun, Level, Reached, Spent, Subject, Use
+from mptcp_throttled.accounting.near_stages import NearStages
+from mptcp_throttled.accounting.recent_use import RecentUse
+from mptcp_throttled.accounting.rolling import RollingUse, part_at
+from mptcp_throttled.vocabulary.allowances import StageAhead
+from mptcp_throttled.vocabulary.budgets import (
+    AccountKey,
+    Addition,
+    BudgetChange,
+    LevelReached,
+    PeriodBegun,
+    Reached,
+    Spent,
+    StagesEnded,
+    Subject,
+    Use,
+)
+from mptcp_throttled.vocabulary.fleet import OwnTotal, Scope, UsedElsewhere
 
 MAX_CLIENTS: Final = 200_000
 """Of a budget. What more clients carry is counted for all of them together, and reaches no stage."""
-
-_NO_LEVEL: Final = (0, False)
 
 
 class Carried(NamedTuple):
@@ -39,100 +64,27 @@ class Carried(NamedTuple):
     is_mptcp: bool
 
 
-@dataclass(slots=True)
-class _Account:
-    """What is known of a budget.
+class Choice(NamedTuple):
+    """The budgets with periods `every` day, week or month, and of this `counting`; None: any."""
 
-    `levels` has how many stages a subject has reached, and whether the operator was warned. `changed` and
-    `changed_additions` are the subjects of which not all is written, nor is the period if it `is_new`. `rolled_over`
-    and `is_provisional` are as in `StoredPeriod`. `total` is what all subjects have used.
-    """
+    every: Every | None = None
+    counting: Counting | None = None
 
-    network: AccessNetwork
-    budget: Budget
-    period: Period
-    uses: dict[Subject, Use] = field(default_factory=dict)
-    additions: dict[Subject, tuple[Addition, ...]] = field(default_factory=dict)
-    levels: dict[Subject, tuple[int, bool]] = field(default_factory=dict)
-    changed: set[Subject] = field(default_factory=set)
-    changed_additions: set[Subject] = field(default_factory=set)
-    is_new: bool = True
-    rolled_over: bool = False
-    is_provisional: bool = False
-    total: int = 0
-
-    @property
-    def key(self) -> AccountKey:
-        return AccountKey(self.network.name, self.budget.key)
-
-    def additions_of(self, subject: Subject) -> tuple[Addition, ...]:
-        """What was added for a subject. One that has used nothing of the period before has all of that."""
-        amount = self.budget.amount
-        if self.rolled_over and subject not in self.uses and subject not in self.additions:
-            return (Addition(amount, amount, self.period.end),)
-        return self.additions.get(subject, ())
-
-    def adopt(self, stored: StoredAccount) -> None:
-        """Go on from what is stored; what was counted meanwhile is added."""
-        uses = {subject: use.plus(self.uses.get(subject, Use())) for subject, use in stored.uses.items()}
-        additions = {
-            subject: (*stored.additions.get(subject, ()), *self.additions.get(subject, ()))
-            for subject in {*stored.additions, *self.additions}
-        }
-        self.changed |= self.uses.keys()
-        self.changed_additions |= self.additions.keys()
-        self.uses, self.additions = {**self.uses, **uses}, additions
-        self.period, self.rolled_over, self.is_provisional = stored.period
-        self.total, self.is_new = sum(use.used for use in self.uses.values()), False
+    def has(self, budget: Budget) -> bool:
+        """Whether it is one of them."""
+        return self.every in (None, budget.every) and self.counting in (None, budget.counting)
 
 
-class BudgetUse(NamedTuple):
-    """A budget of a subject as it is: `spent_stages` are reached, `left` bytes are not used, additions included."""
-
-    network: str
-    budget: Budget
-    period: Period
-    subject: Subject
-    use: Use
-    additions: tuple[Addition, ...]
-    left: int
-    spent_stages: int
-
-
-class BudgetTotals(NamedTuple):
-    """A budget of a network, or of all its clients together: how much is used, and how many have reached each stage."""
-
-    network: str
-    budget: Budget
-    used: int
-    reached: tuple[int, ...]
-
-
-def used_fraction(budget: Budget, use: Use, additions: Iterable[Addition], at: float) -> float:
-    """Which part of a budget is used at a time, in seconds since the epoch. What was added and is left lowers it."""
-    return (use.used - sum(addition.left for addition in _held(additions, at))) / budget.amount
-
-
-def reached_stages(budget: Budget, fraction: float) -> int:
-    """How many stages of a budget are reached when this fraction is used."""
-    return sum(fraction >= stage.at for stage in budget.stages)
-
-
-def charge(
-    use: Use, additions: tuple[Addition, ...], amount: int, without_mptcp: int, at: float
-) -> tuple[Use, tuple[Addition, ...]]:
-    """Use `amount` bytes, `without_mptcp` of them so: first of what was added, in the order in which it ends."""
-    left: list[Addition] = []
-    for addition in sorted(_held(additions, at), key=lambda each: (each.until is None, each.until or 0.0)):
-        part = min(addition.left, amount)
-        amount -= part
-        if addition.left > part:
-            left.append(addition._replace(left=addition.left - part))
-    return Use(use.used + amount, use.without_mptcp + min(without_mptcp, amount)), tuple(left)
-
-
-def _held(additions: Iterable[Addition], at: float) -> Iterator[Addition]:
-    return (addition for addition in additions if addition.until is None or addition.until > at)
+def _places_of_devices(
+    networks: Iterable[AccessNetwork],
+) -> dict[str, list[tuple[AccessNetwork, NamedClient]]]:
+    """The networks with the devices that have budgets of their own, by the name of the device."""
+    places: dict[str, list[tuple[AccessNetwork, NamedClient]]] = {}
+    for network in networks:
+        for client in network.devices.clients:
+            if client.budgets:
+                places.setdefault(client.name, []).append((network, client))
+    return places
 
 
 def _counted(budget: Budget, carried: Carried) -> int:
@@ -149,22 +101,33 @@ class Ledger:
     """The budgets of all networks. For one thread at a time, but `spent` is for any.
 
     `stored` is what an earlier instance has written; None: it could not be read, and `adopt` is called once it can.
-    `is_synchronised` tells whether the wall clock can be trusted: while it cannot, no period begins but a provisional
-    one where there is none.
+    `is_synchronised` tells whether the wall clock is right, None: nothing does (`ClockTrust`). While it is not, no
+    period begins but a provisional one where there is none. `is_shared`: other proxies are to know of budgets, too.
     """
 
-    def __init__(self, stored: Mapping[AccountKey, StoredAccount] | None, is_synchronised: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        stored: Mapping[AccountKey, StoredAccount] | None,
+        is_synchronised: Callable[[], bool] | None,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self._is_shared = is_shared
         self._stored = dict(stored or {})
         self.is_unread = stored is None
-        self._is_synchronised = is_synchronised
-        self._accounts: dict[AccountKey, _Account] = {}
-        self._removed: dict[AccountKey, _Account] = {}
-        self._by_network: dict[str, list[_Account]] = {}
+        self._clock = ClockTrust(is_synchronised)
+        self._accounts: dict[AccountKey, BudgetAccount] = {}
+        self._removed: dict[AccountKey, BudgetAccount] = {}
+        self._by_network: dict[str, list[BudgetAccount]] = {}
+        self._by_device: dict[tuple[str, Address], list[BudgetAccount]] = {}
         self._zone: tzinfo | None = None
         self._networks: Sequence[AccessNetwork] = ()
         self._soon = math.inf
-        self._was_synchronised = is_synchronised()
+        self._elapsed = 0.0
+        self._overdue: set[AccountKey] = set()
+        self._near_stages = NearStages()
         self._is_stale = False
+        self._read_at: float | None = None
         self.spent: Spent = {}
 
     @property
@@ -172,7 +135,7 @@ class Ledger:
         """Whether any network has one."""
         return bool(self._accounts)
 
-    def use(self, networks: Sequence[AccessNetwork], zone: tzinfo | None, at: float) -> list[Level]:
+    def use(self, networks: Sequence[AccessNetwork], zone: tzinfo | None, at: float) -> list[LevelReached]:
         """Keep the budgets of these networks from now on; periods are those of the `zone`.
 
         What was used of others is kept as long as this instance runs, and in the database. Returns the levels that
@@ -181,28 +144,50 @@ class Ledger:
         if networks is self._networks and zone == self._zone:
             return []
         self._networks, self._zone = networks, zone
-        known, self._accounts, self._by_network = {**self._removed, **self._accounts}, {}, {}
+        known, self._accounts, self._by_network, self._by_device = {**self._removed, **self._accounts}, {}, {}, {}
         for network in networks:
             for budget in network.budgets:
-                account = self._account(network, budget, known, at)
-                self._accounts[account.key] = account
+                account = self._account(network.name, budget, (network,), known, at)
                 self._by_network.setdefault(network.name, []).append(account)
+        for name, places in _places_of_devices(networks).items():
+            for budget in {budget.key: budget for _, client in places for budget in client.budgets}.values():
+                own = [(network, client) for network, client in places if network.name in budget.networks]
+                account = self._account(name, budget, tuple(network for network, _ in own), known, at)
+                account.firsts = {network.name: client.first for network, client in own}
+                for place in account.firsts.items():
+                    self._by_device.setdefault(place, []).append(account)
         self._removed = {key: account for key, account in known.items() if key not in self._accounts}
         return self._find_levels(at)
 
     def _account(
-        self, network: AccessNetwork, budget: Budget, known: Mapping[AccountKey, _Account], at: float
-    ) -> _Account:
-        key = AccountKey(network.name, budget.key)
+        self,
+        owner: str,
+        budget: Budget,
+        networks: tuple[AccessNetwork, ...],
+        known: Mapping[AccountKey, BudgetAccount],
+        at: float,
+    ) -> BudgetAccount:
+        """That of a budget from now on."""
+        key = AccountKey(owner, budget.key)
         if key in known:
-            account = known[key]
-            account.network, account.budget = network, budget
+            account = self._accounts[key] = known[key]
+            account.networks, account.budget = networks, budget
+            sharing.begin(account, is_shared=self._is_shared)
             return account
-        period = period_at(budget.every, budget.starts, at, self._zone)
-        account = _Account(network, budget, period, is_provisional=not self._was_synchronised)
+        recent, rolling = RecentUse(budget.every, self._elapsed), RollingUse(budget.every) if budget.rolling else None
+        period = self._period_at(budget, at)
+        account = self._accounts[key] = BudgetAccount(owner, budget, networks, {}, period, recent, rolling=rolling)
+        account.is_provisional = not self._clock.is_trusted
+        sharing.begin(account, is_shared=self._is_shared)
         if (stored := self._stored.pop(key, None)) is not None:
             account.adopt(stored)
         return account
+
+    def _period_at(self, budget: Budget, at: float) -> Period:
+        """The period of a budget with this instant; of a rolling one, the part of time."""
+        if budget.rolling:
+            return part_at(budget.every, at)
+        return period_at(budget.every, budget.starts, at, self._zone)
 
     def adopt(self, stored: Mapping[AccountKey, StoredAccount], at: float) -> None:
         """Go on from what an earlier instance has written, now that it can be read."""
@@ -214,149 +199,232 @@ class Ledger:
                 self._stored[key] = of_account
         self._find_levels(at)
 
-    def _find_levels(self, at: float) -> list[Level]:
-        told = [
-            level
-            for account in self._accounts.values()
-            for subject in {*account.uses, *account.additions}
-            for level in self._note_level(account, subject, at)
-        ]
-        self._publish()
+    def _find_levels(self, at: float) -> list[LevelReached]:
+        told: list[LevelReached] = []
+        for account in self._accounts.values():
+            for subject in {*account.uses, *account.additions, *account.elsewhere}:
+                told += self._note_level(account, subject, at)
+                self._near_stages.note_idle(account.key, subject, account.left_to_next_stage(subject, at))
+        self._publish(at)
         return told
 
-    def count(self, carried: Iterable[Carried], at: float, seconds: float) -> list[Level | Begun]:
+    def count(self, carried: Iterable[Carried], at: float, seconds: float) -> list[BudgetChange]:
         """Count what was carried in the last `seconds` before `at`, and begin the periods that are due.
 
         `at` is in seconds since the epoch. Returns what the operator is to be told.
         """
-        told: list[Level | Begun] = []
+        told: list[BudgetChange] = []
+        self._elapsed += seconds
         amounts = self._charge_all(carried, at)
         self._soon = math.inf
         for (key, subject), amount in amounts.items():
             account = self._accounts[key]
+            account.recent.add(subject, amount, self._elapsed)
             told += self._note_level(account, subject, at)
-            self._soon = min(self._soon, self._seconds_to_next_stage(account, subject, amount / max(seconds, 0.1), at))
-        told += self._begin_periods(at)
+            rate = amount / max(seconds, 0.1) + sharing.rate_elsewhere(account, subject)
+            left = account.left_to_next_stage(subject, at)
+            self._soon = min(self._soon, left / rate)
+            sharing.note_own(account, subject, left / rate)
+            self._near_stages.note(key, subject, left, rate)
+        told += self._begin_periods(at, seconds)
         self._drop_ended_additions(at)
         if self._is_stale:
-            self._publish()
+            self._publish(at)
         return told
 
     def _charge_all(self, carried: Iterable[Carried], at: float) -> dict[tuple[AccountKey, Subject], int]:
         """How many bytes each subject of a budget has used."""
         amounts: dict[tuple[AccountKey, Subject], int] = {}
-        free = {network.name for network in self._networks if network.budgets and self._is_free(network, at)}
+        free = {network.name for network in self._networks if self._is_free(network, at)}
         for each in carried:
-            for account in () if each.network in free else self._by_network.get(each.network, ()):
+            for account in () if each.network in free else self._accounts_of(each.network, each.client):
                 amount = _counted(account.budget, each)
                 if not amount:
                     continue
-                subject = each.client if account.budget.per is Per.CLIENT else None
+                subject = each.client if account.has_clients else None
                 if subject not in account.uses and len(account.uses) >= MAX_CLIENTS:
                     subject = None
                 without, additions = 0 if each.is_mptcp else amount, account.additions_of(subject)
                 use, left = charge(account.uses.get(subject, Use()), additions, amount, without, at)
-                self._set(account, subject, use, left)
+                account.set_use(subject, use, left)
                 key = account.key, subject
                 amounts[key] = amounts.get(key, 0) + amount
         return amounts
 
+    def _accounts_of(self, network: str, client: Subject) -> Iterable[BudgetAccount]:
+        """The accounts in which counts what a client carries."""
+        of_network = self._by_network.get(network, ())
+        if not self._by_device or client is None:
+            return of_network
+        return (*of_network, *self._by_device.get((network, client), ()))
+
     def _is_free(self, network: AccessNetwork, at: float) -> bool:
-        window = window_at(network.schedule, at, self._zone)
+        window = window_at(network.schedule, at, self._zone) if network.schedule else None
         return window is not None and not window.counts
 
-    def _set(self, account: _Account, subject: Subject, use: Use, additions: tuple[Addition, ...]) -> None:
-        account.total += use.used - account.uses.get(subject, Use()).used
-        account.uses[subject] = use
-        account.changed.add(subject)
-        if additions != account.additions.get(subject, ()):
-            self._set_additions(account, subject, additions)
-
-    def _set_additions(self, account: _Account, subject: Subject, additions: tuple[Addition, ...]) -> None:
-        account.changed_additions.add(subject)
-        if additions:
-            account.additions[subject] = additions
-        else:
-            del account.additions[subject]
-
-    def _note_level(self, account: _Account, subject: Subject, at: float) -> list[Level]:
-        budget, use = account.budget, account.uses.get(subject, Use())
-        if subject is None and budget.per is Per.CLIENT:
+    def _note_level(self, account: BudgetAccount, subject: Subject, at: float) -> list[LevelReached]:
+        budget, use = account.budget, account.use_everywhere(subject)
+        if subject is None and account.has_clients:
             return []
         fraction = used_fraction(budget, use, account.additions_of(subject), at)
         is_warned = budget.warn_at is not None and fraction >= budget.warn_at
-        before, level = account.levels.get(subject, _NO_LEVEL), (reached_stages(budget, fraction), is_warned)
+        before, level = account.levels.get(subject, NO_LEVEL), (reached_stages(budget, fraction), is_warned)
+        if level[0] and account.until.get(subject) != account.stage_ends(subject, at):
+            self._is_stale = True
         if level == before:
             return []
-        if level == _NO_LEVEL:
+        if level == NO_LEVEL:
             del account.levels[subject]
         else:
             account.levels[subject] = level
         self._is_stale = self._is_stale or level[0] != before[0]
         is_told = level[0] > before[0] or (level[0] == 0 and level[1] > before[1])
-        return [Level(account.key, budget, subject, use, level[0])] if is_told else []
+        return [LevelReached(account.key, budget, subject, use, level[0])] if is_told else []
 
-    def _seconds_to_next_stage(self, account: _Account, subject: Subject, rate: float, at: float) -> float:
-        """`rate` is in bytes/s."""
-        budget = account.budget
-        fraction = used_fraction(budget, account.uses[subject], account.additions_of(subject), at)
-        ahead = min((stage.at for stage in budget.stages if stage.at > fraction), default=math.inf)
-        return (ahead - fraction) * budget.amount / rate
+    def own_totals(self, scope: Scope) -> Iterator[list[OwnTotal]]:
+        """What other proxies are to know; what has changed is told once. The ledger may change from list to list."""
+        may_begin = self._clock.may_begin
+        for account in [*self._accounts.values()]:
+            yield from sharing.own_totals(account, scope, may_begin=may_begin)
 
-    def _begin_periods(self, at: float) -> list[Begun]:
-        is_synchronised = self._is_synchronised()
-        self._is_stale = self._is_stale or is_synchronised != self._was_synchronised
-        self._was_synchronised = is_synchronised
-        begun = []
-        for account in self._accounts.values() if is_synchronised else ():
-            present = period_at(account.budget.every, account.budget.starts, at, self._zone)
-            if account.is_provisional:
-                account.period, account.is_provisional = present, False
-                account.is_new, account.changed, self._is_stale = True, {*account.uses}, True
+    def note_elsewhere(self, used: Iterable[UsedElsewhere], at: float) -> tuple[list[LevelReached], bool]:
+        """So much was used at other proxies.
+
+        Returns what the operator is to be told, and whether one is so near to a stage that programs must know.
+        """
+        told: list[LevelReached] = []
+        is_near = False
+        self._read_at = at
+        for each in used:
+            account = self._accounts.get(each.key)
+            if account is None or not sharing.note_elsewhere(account, each, self._elapsed):
+                continue
+            told += self._note_level(account, each.subject, at)
+            left = account.left_to_next_stage(each.subject, at)
+            self._near_stages.note(each.key, each.subject, left, each.elsewhere.rate)
+            is_near = is_near or left < sharing.NEAR_SECONDS * each.elsewhere.rate
+        if self._is_stale:
+            self._publish(at)
+        return told, is_near
+
+    def stages_ahead(self, applied: Spent, at: float) -> list[StageAhead]:
+        """The stages that clients and networks are near to, beyond those that are `applied`; of each the nearest."""
+        free = {network.name for network in self._networks if self._is_free(network, at)}
+        return self._near_stages.ahead(self._accounts, free, applied, at)
+
+    def _begin_periods(self, at: float, seconds: float) -> list[BudgetChange]:
+        may_begin = self._clock.may_begin
+        self._clock.look(at, seconds)
+        self._is_stale = self._is_stale or may_begin != self._clock.may_begin
+        told: list[BudgetChange] = []
+        was_overdue, self._overdue = self._overdue, set()
+        for account in self._accounts.values():
+            if not account.is_provisional and account.period.start <= at < account.period.end:
+                continue
+            present = self._period_at(account.budget, at)
+            if account.is_provisional and self._clock.may_begin:
+                self._place(account, present, at)
             if at < account.period.end:
                 continue
-            before, old, freed = account.uses, account.period, self._forget_uses(account)
-            # Its `starts` may have changed.
-            account.period = Period(max(present.start, old.end), present.end)
-            account.rolled_over = account.budget.rollover and present.start <= old.end
-            if account.rolled_over:
-                self._roll_over(account, before)
-            begun.append(Begun(account.key, account.budget, account.period, freed))
-        return begun
+            if not self._clock.may_begin or (present.start > account.period.end and not self._clock.is_trusted):
+                self._overdue.add(account.key)
+                continue
+            if account.rolling is None:
+                told.append(self._begin_period(account, present))
+            else:
+                told += self._begin_part(account, account.rolling, present, at)
+        self._is_stale = self._is_stale or self._overdue != was_overdue
+        return told
 
-    def _roll_over(self, account: _Account, uses: Mapping[Subject, Use]) -> None:
+    def _place(self, account: BudgetAccount, present: Period, at: float) -> None:
+        """Give a provisional account the `present` period, unless that is the one that follows its own."""
+        before, in_order = account.period, account.period.start <= at and present.start <= account.period.end
+        if self._clock.is_confirmed or not in_order:
+            account.period = present
+        account.is_provisional = not self._clock.is_trusted
+        if account.period != before:
+            account.forget_elsewhere()
+            account.share_all()
+        if account.rolling is not None and account.period != before:
+            account.rolling.move(before, account.period)
+        if account.period != before or not account.is_provisional:
+            account.is_new, account.changed, self._is_stale = True, {*account.uses}, True
+
+    def _begin_part(self, account: BudgetAccount, rolling: RollingUse, present: Period, at: float) -> list[StagesEnded]:
+        """Let what was used long ago not count any more."""
+        account.recent.forget_old(self._elapsed)
+        account.period, account.is_provisional, account.is_new, self._is_stale = present, False, True, True
+        ended = []
+        for subject in rolling.drop(present):
+            use, (before, _) = rolling.sum_of(subject), account.levels.get(subject, NO_LEVEL)
+            account.total += use.used - account.uses[subject].used
+            account.uses[subject] = use
+            self._note_level(account, subject, at)
+            stages, _ = account.levels.get(subject, NO_LEVEL)
+            if stages < before:
+                ended.append(StagesEnded(account.key, account.budget, subject, use, stages))
+            if use == Use():
+                del account.uses[subject]
+        return ended
+
+    def _begin_period(self, account: BudgetAccount, present: Period) -> PeriodBegun:
+        account.recent.forget_old(self._elapsed)
+        before, old, freed = account.uses, account.period, self._forget(account)
+        sharing.begin_period(account)
+        # Its `starts` may have changed.
+        account.period = Period(max(present.start, old.end), present.end)
+        account.is_provisional = False
+        account.rolled_over = account.budget.rollover and present.start <= old.end
+        if account.rolled_over:
+            self._roll_over(account, before)
+        return PeriodBegun(account.key, account.budget, account.period, freed)
+
+    @property
+    def problem(self) -> str | None:
+        """Why periods do not begin that the clock says are due; None: there are none."""
+        if not self._overdue:
+            return None
+        number = len(self._overdue)
+        which = f"{number} budget{'s' * (number > 1)} should begin again"
+        if not self._clock.may_begin:
+            return f"{which}, but the clock is not synchronised"
+        return f"{which}, but the clock has jumped: it is trusted after {STAY_SECONDS / 3600:.0f} h"
+
+    def _roll_over(self, account: BudgetAccount, uses: Mapping[Subject, Use]) -> None:
         """Add what is not used of a period that has ended. Who has used nothing of it has all: `additions_of`."""
         for subject, use in uses.items():
             left = account.budget.amount - use.used
             added = (Addition(left, left, account.period.end),) if left > 0 else ()
             if use.used:
-                self._set(account, subject, Use(), (*account.additions.get(subject, ()), *added))
+                account.set_use(subject, Use(), (*account.additions.get(subject, ()), *added))
 
-    def _forget_uses(self, account: _Account) -> int:
+    def _forget(self, account: BudgetAccount) -> int:
         """Begin the account again; how many subjects had reached a stage."""
-        freed = sum(stages > 0 for stages, _ in account.levels.values())
-        account.uses, account.levels, account.changed, account.is_new, account.total = {}, {}, set(), True, 0
-        account.rolled_over = False
         self._is_stale = True
-        return freed
+        return account.forget_uses()
 
     def _drop_ended_additions(self, at: float) -> None:
         for account in self._accounts.values():
             for subject, additions in list(account.additions.items()):
-                held = tuple(_held(additions, at))
-                if held != additions:
-                    self._set_additions(account, subject, held)
+                left = tuple(held(additions, at))
+                if left != additions:
+                    account.set_additions(subject, left)
                     self._note_level(account, subject, at)
+                    self._near_stages.note_idle(account.key, subject, account.left_to_next_stage(subject, at))
 
-    def _publish(self) -> None:
+    def _publish(self, at: float) -> None:
         spent: dict[str, dict[Subject, tuple[Reached, ...]]] = {}
         for account in self._accounts.values():
-            until = account.period.end if self._was_synchronised else None
-            of_network = spent.setdefault(account.network.name, {})
+            is_waiting, account.until = not self._clock.may_begin or account.key in self._overdue, {}
             for subject, (stages, _) in account.levels.items():
-                if stages:
-                    reached = Reached(account.budget, account.budget.stages[:stages], until)
-                    of_network[subject] = (*of_network.get(subject, ()), reached)
+                if not stages:
+                    continue
+                ends = account.until[subject] = account.stage_ends(subject, at)
+                reached = Reached(account.budget, stages, None if is_waiting else ends)
+                for network in account.networks:
+                    whose = account.firsts.get(network.name, subject)
+                    of_network = spent.setdefault(network.name, {})
+                    of_network[whose] = (*of_network.get(whose, ()), reached)
         self._is_stale = False
         self.spent = spent
 
@@ -374,89 +442,127 @@ class Ledger:
                 for key, account in accounts
                 if account.is_new
             },
-            {key: {subject: account.uses[subject] for subject in account.changed} for key, account in accounts},
+            {
+                key: {subject: account.uses[subject] for subject in account.changed}
+                for key, account in accounts
+                if account.rolling is None
+            },
             {
                 key: {subject: account.additions.get(subject, ()) for subject in account.changed_additions}
                 for key, account in accounts
             },
+            {key: account.rolling.changes() for key, account in accounts if account.rolling is not None},
+            {key: account.rolling.dropped for key, account in accounts if account.rolling is not None},
+            {
+                key: {
+                    subject: account.elsewhere[subject].used
+                    for subject in (account.elsewhere if account.is_new else account.changed_elsewhere)
+                }
+                for key, account in accounts
+            },
+            self._read_at,
         )
 
     def written(self) -> None:
         """The changes are in the database."""
         for account in (*self._removed.values(), *self._accounts.values()):
             account.is_new, account.changed, account.changed_additions = False, set(), set()
+            account.changed_elsewhere = set()
+            if account.rolling is not None:
+                account.rolling.written()
 
     def write_all_again(self) -> None:
         """The database is another one: all is a change."""
         for account in (*self._removed.values(), *self._accounts.values()):
             account.is_new, account.changed, account.changed_additions = True, {*account.uses}, {*account.additions}
+            if account.rolling is not None:
+                account.rolling.write_all_again()
 
-    def matching(self, network: str, subject: Subject, every: Every | None) -> list[AccountKey]:
-        """The budgets of a network that subject has, with periods of that length; None: of any."""
+    def matching(self, network: str, subject: Subject, choice: Choice) -> list[AccountKey]:
+        """The chosen budgets of a network that a subject has."""
         per = Per.NETWORK if subject is None else Per.CLIENT
         return [
             account.key
             for account in self._by_network.get(network, ())
-            if account.budget.per is per and every in (None, account.budget.every)
+            if account.budget.per is per and choice.has(account.budget)
         ]
+
+    def of_device(self, network: str, first: Address, choice: Choice) -> list[AccountKey]:
+        """The chosen budgets of a device, by its first address in a network, that are for this network, too."""
+        accounts = self._by_device.get((network, first), ())
+        return [account.key for account in accounts if choice.has(account.budget)]
 
     def additions_of(self, key: AccountKey, subject: Subject, at: float) -> tuple[Addition, ...]:
         """What is left of what was added to a budget of a subject."""
-        return tuple(_held(self._accounts[key].additions_of(subject), at))
+        return tuple(held(self._accounts[key].additions_of(subject), at))
 
-    def add(self, key: AccountKey, subject: Subject, addition: Addition, at: float) -> list[Level]:
+    def add(self, key: AccountKey, subject: Subject, addition: Addition, at: float) -> list[LevelReached]:
         """Add to a budget of a subject."""
         account = self._accounts[key]
         additions = (*account.additions_of(subject), addition)
-        self._set(account, subject, account.uses.get(subject, Use()), additions)
-        told = self._note_level(account, subject, at)
-        self._publish()
-        return told
+        return self._set(account, subject, account.uses.get(subject, Use()), additions, at)
 
-    def set_used(self, key: AccountKey, subject: Subject, used: int, at: float) -> list[Level]:
-        """Set what a subject has used in the present period, whatever was counted."""
+    def take_back(self, key: AccountKey, subject: Subject, addition: Addition, at: float) -> list[LevelReached]:
+        """Take back one of the additions of a subject: what was used of it is used of the budget itself."""
         account = self._accounts[key]
-        self._set(account, subject, Use(used), account.additions_of(subject))
+        additions, use = [*account.additions_of(subject)], account.uses.get(subject, Use())
+        additions.remove(addition)
+        used = use._replace(used=use.used + addition.amount - addition.left)
+        return self._set(account, subject, used, tuple(additions), at)
+
+    def set_used(self, key: AccountKey, subject: Subject, used: int, at: float) -> list[LevelReached]:
+        """Set what a subject has used at this proxy in the present period, whatever was counted."""
+        account = self._accounts[key]
+        return self._set(account, subject, Use(used), account.additions_of(subject), at)
+
+    def _set(
+        self, account: BudgetAccount, subject: Subject, use: Use, additions: tuple[Addition, ...], at: float
+    ) -> list[LevelReached]:
+        account.set_use(subject, use, additions)
+        sharing.note_own(account, subject, 0.0)
         told = self._note_level(account, subject, at)
-        self._publish()
+        self._near_stages.note(account.key, subject, account.left_to_next_stage(subject, at), rate=0.0)
+        self._publish(at)
         return told
 
-    def reset(self, network: str, every: Every | None, at: float) -> list[Begun]:
-        """Forget what was used of all budgets of a network; their present periods, as the clock says, begin again."""
+    def used_elsewhere(self, key: AccountKey, subject: Subject) -> int:
+        """What a subject has used of a budget at other proxies, in bytes."""
+        return self._accounts[key].use_everywhere(subject).used - self._accounts[key].uses.get(subject, Use()).used
+
+    def reset(self, network: str, choice: Choice, at: float) -> list[PeriodBegun]:
+        """Forget what was used of the chosen budgets of a network; their periods, as the clock says, begin again."""
         begun = []
         for account in self._by_network.get(network, ()):
-            if every in (None, account.budget.every):
-                account.period = period_at(account.budget.every, account.budget.starts, at, self._zone)
-                account.is_provisional = not self._is_synchronised()
-                begun.append(Begun(account.key, account.budget, account.period, self._forget_uses(account)))
-        self._publish()
+            if choice.has(account.budget):
+                freed = self._forget(account)
+                account.period = self._period_at(account.budget, at)
+                account.is_provisional = not self._clock.is_trusted
+                begun.append(PeriodBegun(account.key, account.budget, account.period, freed))
+        self._publish(at)
         return begun
 
     def uses(self, at: float) -> list[BudgetUse]:
-        """All budgets with what is used of them: those of a network, and those of the clients that have used any."""
+        """All budgets with what is used of them; of those of clients, the ones of which any is used."""
         return [
             self._use(account, subject, at)
             for account in self._accounts.values()
-            for subject in ([None] if account.budget.per is Per.NETWORK else {**account.uses, **account.additions})
+            for subject in ({**account.uses, **account.additions} if account.has_clients else [None])
         ]
+
+    def uses_of(self, network: str, client: Address, at: float) -> list[BudgetUse]:
+        """The budgets that a client has a part in: those of the network, and its own, if nothing is used, too."""
+        return [
+            self._use(account, client if account.has_clients else None, at)
+            for account in self._accounts_of(network, client)
+        ]
+
+    def _use(self, account: BudgetAccount, subject: Subject, at: float) -> BudgetUse:
+        free = None
+        if all(self._is_free(network, at) for network in account.networks):
+            free = window_at(account.networks[0].schedule, at, self._zone)
+        use = account.use_of(subject, at, self._elapsed)
+        return use._replace(free=free, is_overdue=account.key in self._overdue)
 
     def totals(self) -> list[BudgetTotals]:
         """All budgets as a whole."""
-        return [
-            BudgetTotals(
-                account.network.name,
-                account.budget,
-                account.total,
-                tuple(
-                    sum(stages > number for stages, _ in account.levels.values())
-                    for number in range(len(account.budget.stages))
-                ),
-            )
-            for account in self._accounts.values()
-        ]
-
-    def _use(self, account: _Account, subject: Subject, at: float) -> BudgetUse:
-        use, additions = account.uses.get(subject, Use()), tuple(_held(account.additions_of(subject), at))
-        left = max(account.budget.amount - use.used, 0) + sum(addition.left for addition in additions)
-        stages, _ = account.levels.get(subject, _NO_LEVEL)
-        return BudgetUse(account.network.name, account.budget, account.period, subject, use, additions, left, stages)
+        return [account.totals for account in self._accounts.values()]

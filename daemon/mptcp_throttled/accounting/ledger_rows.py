@@ -21,9 +21,17 @@ CREATE TABLE IF NOT EXISTS budget_periods (
 CREATE TABLE IF NOT EXISTS budget_uses (
     network TEXT, budget TEXT, subject TEXT, used INTEGER, without_mptcp INTEGER, PRIMARY KEY (network, budget, subject)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS budget_parts (
+    network TEXT, budget TEXT, subject TEXT, part INTEGER, used INTEGER, without_mptcp INTEGER,
+    PRIMARY KEY (network, budget, subject, part)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS budget_additions (
     network TEXT, budget TEXT, subject TEXT, additions TEXT, PRIMARY KEY (network, budget, subject)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS budget_elsewhere (
+    network TEXT, budget TEXT, subject TEXT, used INTEGER, PRIMARY KEY (network, budget, subject)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS budget_read (place INTEGER PRIMARY KEY, at REAL);
 """
 
 _OF_NETWORK: Final = ""
@@ -34,13 +42,22 @@ _WRITE_PERIOD: Final = (
 _WRITE_USE: Final = (
     "INSERT OR REPLACE INTO budget_uses (network, budget, subject, used, without_mptcp) VALUES (?, ?, ?, ?, ?)"
 )
+_WRITE_PART: Final = (
+    "INSERT OR REPLACE INTO budget_parts (network, budget, subject, part, used, without_mptcp)"
+    " VALUES (?, ?, ?, ?, ?, ?)"
+)
 _WRITE_ADDITION: Final = (
     "INSERT OR REPLACE INTO budget_additions (network, budget, subject, additions) VALUES (?, ?, ?, ?)"
 )
+_WRITE_ELSEWHERE: Final = "INSERT OR REPLACE INTO budget_elsewhere (network, budget, subject, used) VALUES (?, ?, ?, ?)"
 # A later version may have more columns.
 _READ_PERIODS: Final = "SELECT network, budget, NULL, start, end, rolled_over, is_provisional FROM budget_periods"
 _READ_USES: Final = "SELECT network, budget, subject, used, without_mptcp FROM budget_uses"
+_READ_PARTS: Final = "SELECT network, budget, subject, part, used, without_mptcp FROM budget_parts"
 _READ_ADDITIONS: Final = "SELECT network, budget, subject, additions FROM budget_additions"
+_READ_ELSEWHERE: Final = "SELECT network, budget, subject, used FROM budget_elsewhere"
+LAST_READ: Final = "SELECT at FROM budget_read"
+"""When totals of other proxies that had changed were read last, in seconds since the epoch."""
 _MOST_BYTES: Final = 2**62
 
 _T = TypeVar("_T")
@@ -60,11 +77,17 @@ class StoredPeriod(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredAccount:
-    """A budget as it is stored: its present period, and of each subject what it has used and what was added."""
+    """A budget as it is stored: its present period, and of each subject what it has used, what was added, and how many
+    bytes it has used at other proxies.
+
+    Of a rolling budget, what is used is in `parts`, by their numbers (`rolling`).
+    """
 
     period: StoredPeriod
     uses: Mapping[Subject, Use] = field(default_factory=dict)
     additions: Mapping[Subject, tuple[Addition, ...]] = field(default_factory=dict)
+    parts: Mapping[Subject, Mapping[int, Use]] = field(default_factory=dict)
+    elsewhere: Mapping[Subject, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +95,59 @@ class LedgerChanges:
     """What has changed since the last writing.
 
     `periods` have begun, the first or another, and end what was used before. `uses` and `additions` replace those of
-    their subjects.
+    their subjects, and `parts` those of their subjects and numbers; parts before those in `dropped` are gone.
+    `elsewhere` is what subjects have used at other proxies; it was `read_at`, in seconds since the epoch, None: by an
+    earlier instance.
     """
 
     periods: Mapping[AccountKey, StoredPeriod] = field(default_factory=dict)
     uses: Mapping[AccountKey, Mapping[Subject, Use]] = field(default_factory=dict)
     additions: Mapping[AccountKey, Mapping[Subject, tuple[Addition, ...]]] = field(default_factory=dict)
+    parts: Mapping[AccountKey, Mapping[tuple[Subject, int], Use]] = field(default_factory=dict)
+    dropped: Mapping[AccountKey, int] = field(default_factory=dict)
+    elsewhere: Mapping[AccountKey, Mapping[Subject, int]] = field(default_factory=dict)
+    read_at: float | None = None
 
 
 def write_changes(database: sqlite3.Connection, changes: LedgerChanges) -> None:
     """Write them in the present transaction. Raises sqlite3.Error."""
-    database.executemany("DELETE FROM budget_uses WHERE network = ? AND budget = ?", changes.periods)
-    periods = ((*key, *period, *flags) for key, (period, *flags) in changes.periods.items())
-    database.executemany(_WRITE_PERIOD, periods)
-    uses = (
+    periods = [(*key, *period, *flags) for key, (period, *flags) in changes.periods.items()]
+    uses = [
         (*key, _text(subject), *use) for key, by_subject in changes.uses.items() for subject, use in by_subject.items()
-    )
-    database.executemany(_WRITE_USE, uses)
+    ]
+    dropped = [(*key, first) for key, first in changes.dropped.items()]
+    parts = [
+        (*key, _text(subject), number, *use)
+        for key, by_part in changes.parts.items()
+        for (subject, number), use in by_part.items()
+    ]
     additions = [
         (*key, _text(subject), present)
         for key, by_subject in changes.additions.items()
         for subject, present in by_subject.items()
     ]
+    elsewhere = [
+        (*key, _text(subject), used)
+        for key, by_subject in changes.elsewhere.items()
+        for subject, used in by_subject.items()
+    ]
+    read_at = [(changes.read_at,)] if elsewhere and changes.read_at is not None else []
     gone = [row[:3] for row in additions if not row[3]]
-    database.executemany("DELETE FROM budget_additions WHERE network = ? AND budget = ? AND subject = ?", gone)
     left = [(*row[:3], json.dumps(row[3])) for row in additions if row[3]]
-    database.executemany(_WRITE_ADDITION, left)
+    for statement, rows in (
+        ("DELETE FROM budget_uses WHERE network = ? AND budget = ?", [*changes.periods]),
+        ("DELETE FROM budget_elsewhere WHERE network = ? AND budget = ?", [*changes.periods]),
+        (_WRITE_PERIOD, periods),
+        (_WRITE_USE, uses),
+        ("DELETE FROM budget_parts WHERE network = ? AND budget = ? AND part < ?", dropped),
+        (_WRITE_PART, parts),
+        ("DELETE FROM budget_additions WHERE network = ? AND budget = ? AND subject = ?", gone),
+        (_WRITE_ADDITION, left),
+        (_WRITE_ELSEWHERE, elsewhere),
+        ("INSERT OR REPLACE INTO budget_read (place, at) VALUES (0, ?)", read_at),
+    ):
+        if rows:
+            database.executemany(statement, rows)
 
 
 def read_accounts(database: sqlite3.Connection) -> tuple[dict[AccountKey, StoredAccount], int]:
@@ -105,11 +155,30 @@ def read_accounts(database: sqlite3.Connection) -> tuple[dict[AccountKey, Stored
     uses, bad_uses = _read(database, _READ_USES, _use)
     additions, bad_additions = _read(database, _READ_ADDITIONS, _additions)
     periods, bad_periods = _read(database, _READ_PERIODS, _period)
+    parts, bad_parts = _read_parts(database)
+    elsewhere, bad_elsewhere = _read(database, _READ_ELSEWHERE, _bytes)
     accounts = {
-        key: StoredAccount(by_subject[None], uses.get(key, {}), additions.get(key, {}))
+        key: StoredAccount(
+            by_subject[None], uses.get(key, {}), additions.get(key, {}), parts.get(key, {}), elsewhere.get(key, {})
+        )
         for key, by_subject in periods.items()
     }
-    return accounts, bad_uses + bad_additions + bad_periods
+    return accounts, bad_uses + bad_additions + bad_periods + bad_parts + bad_elsewhere
+
+
+def _read_parts(database: sqlite3.Connection) -> tuple[dict[AccountKey, dict[Subject, dict[int, Use]]], int]:
+    """The parts of rolling budgets, as `_read`."""
+    read: dict[AccountKey, dict[Subject, dict[int, Use]]] = {}
+    bad = 0
+    for network, budget, subject, number, *values in database.execute(_READ_PARTS):
+        try:
+            use = _use(*values)
+            if use.used:
+                by_subject = read.setdefault(AccountKey(str(network), str(budget)), {})
+                by_subject.setdefault(_subject(subject), {})[_bytes(number)] = use
+        except (ValueError, TypeError):
+            bad += 1
+    return read, bad
 
 
 def _read(

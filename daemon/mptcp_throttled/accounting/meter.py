@@ -68,6 +68,21 @@ class Meter:
         """Do not count what these sockets have carried until now, by cookie."""
         self._ignored |= sockets
 
+    def settle(self, counted: Mapping[int, SocketTotals], first: Mapping[int, SocketTotals]) -> None:
+        """Count with the next look what sockets had carried at the `first` one beyond what was `counted` before.
+
+        This meter has ignored that, and was told of no end since.
+        """
+        for cookie, totals in first.items():
+            before = counted.get(cookie, SocketTotals())
+            if cookie in self._ignored:
+                self._ignored[cookie] = before
+            elif cookie in self._counted:
+                known = self._counted[cookie]
+                known.totals = known.totals.since(totals.since(before))
+        for cookie in counted.keys() - first.keys():
+            self._counted.setdefault(cookie, _Counted(counted[cookie], throttled=False, seen=math.inf))
+
     @property
     def counted(self) -> dict[int, SocketTotals]:
         """What has been counted of each socket that has not closed, by cookie."""

@@ -1,0 +1,249 @@
+"""The account of one budget: who has used how much of it in the present period."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from mptcp_throttle.model import AccessNetwork, Address, Budget, Per, Window
+from mptcp_throttle.periods import Period
+from mptcp_throttled.accounting.ledger_rows import StoredAccount
+from mptcp_throttled.accounting.recent_use import RecentUse
+from mptcp_throttled.accounting.rolling import RollingUse, rolling_period
+from mptcp_throttled.accounting.shared_subjects import SharedSubjects
+from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, Subject, Use
+from mptcp_throttled.vocabulary.fleet import Elsewhere
+
+NO_LEVEL: Final = (0, False)
+_NO_USE: Final = Use()
+_NOTHING: Final = Elsewhere()
+
+
+class BudgetUse(NamedTuple):
+    """A budget of `owner`, a network or a device, and a subject of it as it is `at` a time.
+
+    `spent_stages` are reached, `left` bytes are not used, additions included.
+    `recent_rate` is at which it was used lately, in bytes/s; None: not known. `leaving` are the parts of a rolling
+    budget: when each does not count any more, and its bytes; its `period` is the time that counts. In the `free` window
+    that holds now, nothing is used, and no stage narrows a rate. `is_overdue`: the clock says that its period has
+    ended, but is not trusted. The part of the use that was counted at other proxies is `elsewhere`; None: these are not
+    counted.
+    """
+
+    owner: str
+    budget: Budget
+    period: Period
+    subject: Subject
+    at: float
+    use: Use
+    additions: tuple[Addition, ...]
+    left: int
+    spent_stages: int
+    recent_rate: float | None
+    leaving: tuple[tuple[float, int], ...] = ()
+    free: Window | None = None
+    is_overdue: bool = False
+    elsewhere: Elsewhere | None = None
+
+
+class BudgetTotals(NamedTuple):
+    """A budget of a network or device, or of all clients of a network together.
+
+    How much is used at this proxy, and how many have reached each stage.
+    """
+
+    owner: str
+    budget: Budget
+    used: int
+    reached: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class BudgetAccount:
+    """What is known of a budget of `owner`, a network or a device, by its name.
+
+    It counts in these `networks`. Of a device, `firsts` are its first addresses there, by network; its only subject is
+    None.
+
+    `levels` has how many stages a subject has reached, and whether the operator was warned. `changed` and
+    `changed_additions` are the subjects of which not all is written, nor is the period if it `is_new`. `rolled_over`
+    and `is_provisional` are as in `StoredPeriod`. `total` is what all subjects have used.
+
+    Of a `rolling` budget, the period is the present part. `until` is when the last stage of a subject ends, as rules
+    were told.
+
+    What other proxies have counted is `elsewhere`, of which that of `changed_elsewhere` is not written, and that of
+    `kept_elsewhere` was read by an earlier instance. `shared` has the subjects of which they are to know more; None:
+    this budget is not shared.
+    """
+
+    owner: str
+    budget: Budget
+    networks: tuple[AccessNetwork, ...]
+    firsts: Mapping[str, Address]
+    period: Period
+    recent: RecentUse
+    uses: dict[Subject, Use] = field(default_factory=dict)
+    additions: dict[Subject, tuple[Addition, ...]] = field(default_factory=dict)
+    levels: dict[Subject, tuple[int, bool]] = field(default_factory=dict)
+    changed: set[Subject] = field(default_factory=set)
+    changed_additions: set[Subject] = field(default_factory=set)
+    is_new: bool = True
+    rolled_over: bool = False
+    is_provisional: bool = False
+    total: int = 0
+    rolling: RollingUse | None = None
+    until: dict[Subject, float | None] = field(default_factory=dict)
+    elsewhere: dict[Subject, Elsewhere] = field(default_factory=dict)
+    changed_elsewhere: set[Subject] = field(default_factory=set)
+    kept_elsewhere: set[Subject] = field(default_factory=set)
+    shared: SharedSubjects | None = None
+
+    @property
+    def key(self) -> AccountKey:
+        """What it is stored under."""
+        return AccountKey(self.owner, self.budget.key)
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether its subjects are clients."""
+        return self.budget.per is Per.CLIENT and not self.firsts
+
+    def additions_of(self, subject: Subject) -> tuple[Addition, ...]:
+        """What was added for a subject. One that has used nothing of the period before has all of that."""
+        amount = self.budget.amount
+        if self.rolled_over and subject not in self.uses and subject not in self.additions:
+            return (Addition(amount, amount, self.period.end),)
+        return self.additions.get(subject, ())
+
+    def use_everywhere(self, subject: Subject) -> Use:
+        """What it has used at this proxy and at all others."""
+        own, elsewhere = self.uses.get(subject, _NO_USE), self.elsewhere.get(subject)
+        return own if elsewhere is None else own._replace(used=own.used + elsewhere.used)
+
+    def forget_elsewhere(self) -> None:
+        """Nothing is known of other proxies."""
+        self.elsewhere.clear()
+        self.changed_elsewhere.clear()
+        self.kept_elsewhere.clear()
+
+    def share_all(self) -> None:
+        """Let other proxies know of all that is used."""
+        if self.shared is not None:
+            self.shared.note_all(self.uses)
+
+    def adopt(self, stored: StoredAccount) -> None:
+        """Go on from what is stored; what was counted meanwhile is added."""
+        uses = {subject: use.plus(self.uses.get(subject, Use())) for subject, use in stored.uses.items()}
+        additions = {
+            subject: (*stored.additions.get(subject, ()), *self.additions.get(subject, ()))
+            for subject in {*stored.additions, *self.additions}
+        }
+        if self.rolling is not None:
+            self.rolling.adopt(stored.parts, stored.period.period)
+            uses = {subject: self.rolling.sum_of(subject) for subject in self.rolling.uses}
+        self.changed |= self.uses.keys()
+        self.changed_additions |= self.additions.keys()
+        self.uses, self.additions = {**self.uses, **uses}, additions
+        if self.shared is not None:
+            self.kept_elsewhere = {*stored.elsewhere} - self.elsewhere.keys()
+            self.elsewhere.update({subject: Elsewhere(stored.elsewhere[subject]) for subject in self.kept_elsewhere})
+        self.share_all()
+        self.period, self.rolled_over, self.is_provisional = stored.period
+        self.total, self.is_new = sum(use.used for use in self.uses.values()), False
+
+    def set_use(self, subject: Subject, use: Use, additions: tuple[Addition, ...]) -> None:
+        """Have a subject use as much, and this left of what was added."""
+        before = self.uses.get(subject, Use())
+        self.total += use.used - before.used
+        self.uses[subject] = use
+        if self.rolling is not None and use != before:
+            self.rolling.change(subject, self.period, before, use)
+        self.changed.add(subject)
+        if additions != self.additions.get(subject, ()):
+            self.set_additions(subject, additions)
+
+    def set_additions(self, subject: Subject, additions: tuple[Addition, ...]) -> None:
+        """Have this left of what was added."""
+        self.changed_additions.add(subject)
+        if additions:
+            self.additions[subject] = additions
+        else:
+            del self.additions[subject]
+
+    def forget_uses(self) -> int:
+        """Begin again; how many subjects had reached a stage."""
+        freed = sum(stages > 0 for stages, _ in self.levels.values())
+        if self.shared is not None:
+            self.shared.note_forgotten(self.uses)
+        self.uses, self.levels, self.changed, self.is_new, self.total = {}, {}, set(), True, 0
+        self.rolled_over = False
+        if self.rolling is not None:
+            self.rolling.clear(self.period)
+        return freed
+
+    def left_to_next_stage(self, subject: Subject, at: float) -> float:
+        """How many bytes a subject has until its next stage; infinite: it has reached the last one."""
+        fraction = used_fraction(self.budget, self.use_everywhere(subject), self.additions_of(subject), at)
+        ahead = min((stage.at for stage in self.budget.stages if stage.at > fraction), default=math.inf)
+        return (ahead - fraction) * self.budget.amount
+
+    def use_of(self, subject: Subject, at: float, now: float) -> BudgetUse:
+        """What a subject has used at a time, in seconds since the epoch, `now` in monotonic seconds."""
+        use, additions = self.use_everywhere(subject), tuple(held(self.additions_of(subject), at))
+        left = max(self.budget.amount - use.used, 0) + sum(addition.left for addition in additions)
+        stages, _ = self.levels.get(subject, NO_LEVEL)
+        recent = self.recent.rate(subject, now)
+        made = BudgetUse(self.owner, self.budget, self.period, subject, at, use, additions, left, stages, recent)
+        if self.shared is not None:
+            return made._replace(elsewhere=self.elsewhere.get(subject, _NOTHING))
+        if self.rolling is None:
+            return made
+        leaving = tuple(self.rolling.leaving(subject))
+        return made._replace(period=rolling_period(self.budget.every, self.period), leaving=leaving)
+
+    @property
+    def totals(self) -> BudgetTotals:
+        """The budget as a whole."""
+        reached = [stages for stages, _ in self.levels.values()]
+        numbers = range(len(self.budget.stages))
+        of_each = tuple(sum(stages > number for stages in reached) for number in numbers)
+        return BudgetTotals(self.owner, self.budget, self.total, of_each)
+
+    def stage_ends(self, subject: Subject, at: float) -> float | None:
+        """When the last stage that a subject has reached ends, if it uses nothing more; None: not known."""
+        if self.rolling is None:
+            return self.period.end
+        stages, _ = self.levels.get(subject, NO_LEVEL)
+        used = self.uses.get(subject, Use()).used - sum(each.left for each in held(self.additions_of(subject), at))
+        return self.rolling.falls_at(subject, used - self.budget.stages[stages - 1].at * self.budget.amount)
+
+
+def used_fraction(budget: Budget, use: Use, additions: Iterable[Addition], at: float) -> float:
+    """Which part of a budget is used at a time, in seconds since the epoch. What was added and is left lowers it."""
+    return (use.used - sum(addition.left for addition in held(additions, at))) / budget.amount
+
+
+def reached_stages(budget: Budget, fraction: float) -> int:
+    """How many stages of a budget are reached when this fraction is used."""
+    return sum(fraction >= stage.at for stage in budget.stages)
+
+
+def charge(
+    use: Use, additions: tuple[Addition, ...], amount: int, without_mptcp: int, at: float
+) -> tuple[Use, tuple[Addition, ...]]:
+    """Use `amount` bytes, `without_mptcp` of them so: first of what was added, in the order in which it ends."""
+    left: list[Addition] = []
+    for addition in sorted(held(additions, at), key=lambda each: (each.until is None, each.until or 0.0)):
+        part = min(addition.left, amount)
+        amount -= part
+        if addition.left > part:
+            left.append(addition._replace(left=addition.left - part))
+    return Use(use.used + amount, use.without_mptcp + min(without_mptcp, amount)), tuple(left)
+
+
+def held(additions: Iterable[Addition], at: float) -> Iterator[Addition]:
+    """What was added and still holds at a time, in seconds since the epoch."""
+    return (addition for addition in additions if addition.until is None or addition.until > at)

@@ -1,0 +1,87 @@
+"""How a budget is shared with other proxies: what they are to know of its use here, and what it knows of theirs.
+
+Budgets that are rolling, or roll over, are not shared: what is left of them depends on more than one total.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from mptcp_throttled.accounting.budget_account import BudgetAccount
+from mptcp_throttled.accounting.shared_subjects import SharedSubjects
+from mptcp_throttled.vocabulary.budgets import Subject, Use
+from mptcp_throttled.vocabulary.fleet import OwnTotal, Scope, UsedElsewhere
+
+NEAR_SECONDS: Final = 8.0
+"""So long before a stage, what is used elsewhere matters at once."""
+
+PORTION: Final = 4096
+"""So many totals are told at once, which takes some milliseconds."""
+
+_NO_USE: Final = Use()
+
+
+def begin(account: BudgetAccount, *, is_shared: bool) -> None:
+    """Share its budget from now on, or do not, if it cannot be shared."""
+    if not is_shared or account.budget.rolling or account.budget.rollover:
+        account.shared = None
+        account.forget_elsewhere()
+    elif account.shared is None:
+        account.shared = SharedSubjects(account.uses)
+
+
+def begin_period(account: BudgetAccount) -> None:
+    """Nothing is used of its next period, here or elsewhere."""
+    account.forget_elsewhere()
+    if account.shared is not None:
+        account.shared.clear()
+
+
+def own_totals(account: BudgetAccount, scope: Scope, *, may_begin: bool) -> Iterator[list[OwnTotal]]:
+    """What other proxies are to know; what has changed is told once, and also with every total.
+
+    The account may change from one list to the next. Nothing of a period that began by a clock which is not
+    synchronised, as `may_begin` says: it may be another one.
+    """
+    if account.shared is None or (account.is_provisional and not may_begin):
+        return
+    if scope is Scope.EVERY:
+        # A union of dictionaries uses the hashes that they have: that of an address takes long to compute.
+        subjects = dict.fromkeys(account.uses, math.inf) | dict.fromkeys(account.shared.forgotten, math.inf)
+    else:
+        subjects = account.shared.take(scope)
+    if account.has_clients:
+        subjects.pop(None, None)
+    key, period, rest = account.key, account.period, iter(subjects.items())
+    while account.period == period and (portion := [*islice(rest, PORTION)]):
+        uses = account.uses
+        yield [OwnTotal(key, subject, period, uses.get(subject, _NO_USE).used, seconds) for subject, seconds in portion]
+
+
+def note_own(account: BudgetAccount, subject: Subject, seconds: float) -> None:
+    """A subject has used more, or less, and is so many seconds from its next stage."""
+    if account.shared is not None:
+        account.shared.note(subject, seconds)
+
+
+def note_elsewhere(account: BudgetAccount, used: UsedElsewhere, now: float) -> bool:
+    """So much was used at other proxies, as of `now` in monotonic seconds; whether it counts in the present period."""
+    if account.shared is None or account.period.start != used.start:
+        return False
+    before, account.elsewhere[used.subject] = account.elsewhere.get(used.subject), used.elsewhere
+    if before is None or used.elsewhere.used != before.used:
+        account.changed_elsewhere.add(used.subject)
+    # What was used before this proxy knew of it was not used lately.
+    if before is not None and used.elsewhere.used > before.used and used.subject not in account.kept_elsewhere:
+        account.recent.add(used.subject, used.elsewhere.used - before.used, now)
+    account.kept_elsewhere.discard(used.subject)
+    return True
+
+
+def rate_elsewhere(account: BudgetAccount, subject: Subject) -> float:
+    """How fast a subject uses the budget at other proxies, in bytes/s."""
+    elsewhere = account.elsewhere.get(subject)
+    return 0.0 if elsewhere is None else elsewhere.rate
