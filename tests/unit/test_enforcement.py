@@ -75,6 +75,21 @@ def test_cap_without_a_qdisc_is_compared_with_its_rate(snapshot: Snapshot) -> No
     assert observe(unheld, {CAPPED: 300_000}, minor=0, counted=0).not_enforced == too_fast
 
 
+def test_burst_is_tolerated_once_and_what_it_lacks_is_refilled(snapshot: Snapshot) -> None:
+    (decision, _) = snapshot.decisions[Token(1)]
+    assert decision.downlink.share is not None
+    throttle = Throttle(decision.downlink.share, replace(CAP, burst=1_000_000))
+    unheld = replace(snapshot, without_qdisc=True, throttled=Map({CAPPED: Throttled(decision, throttle, 2, None)}))
+    assert observe(unheld, {CAPPED: 300_000}, minor=0, counted=0).not_enforced == {}, "within the burst"
+    assert observe(unheld, {CAPPED: 700_000}, minor=0, counted=0).not_enforced != {}
+    # Bursts with a second of quiet between them: 240 kB a second, where 118 are allowed.
+    enforcement, sent = Enforcement(), 0
+    for second in range(30):
+        sent += 480_000 * (second % 2)
+        enforcement = enforcement.after(Observation(float(second), {CAPPED: state(0, None, sent)}, {}), unheld)
+    assert enforcement.not_enforced != {}
+
+
 def test_rates_are_what_sockets_send(snapshot: Snapshot) -> None:
     enforcement = observe(snapshot, {CAPPED: 100_000, FREE: 5_000_000})
     assert (enforcement.rates[CAPPED], enforcement.long_rates[FREE]) == (100_000, 5_000_000)

@@ -30,7 +30,7 @@ def test_shares_are_numbered_from_one_and_rates_named_once() -> None:
         1: SLOW,
         2: FAST,
     }
-    assert (shares.number(ONE), shares.number(OTHER)) == (1, 2)
+    assert (shares.number(Throttle(ONE, SLOW)), shares.number(Throttle(OTHER, FAST))) == (1, 2)
     assert shares
 
 
@@ -64,7 +64,7 @@ def test_subflow_leaves_its_previous_share() -> None:
     give(shares, Throttle(ONE, SLOW))
     assert give(shares, Throttle(OTHER, SLOW)) == {2: SLOW}
     assert shares.take_unused() == [1]
-    assert shares.number(OTHER) == 2
+    assert shares.number(Throttle(OTHER, SLOW)) == 2
 
 
 def test_share_without_subflows_stays_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -35,6 +36,8 @@ def decision(of: FourTuple, *, capped: bool = True) -> Decision:
 class World:
     kernel: ModelUplinks = field(default_factory=ModelUplinks)
     clock: ManualClock = field(default_factory=ManualClock)
+    live: frozenset[FourTuple] | None = None
+    """What the sniffer's table has; None: there is no table."""
 
     def __post_init__(self) -> None:
         self.reconciler = UplinkReconciler(self.kernel, self.clock)
@@ -56,8 +59,12 @@ class World:
             changes[ended] = None
         self.kernel.calls.clear()
         self.kernel.tried.clear()
-        self.repairs += self.reconciler.step(changes, terms).repairs
+        self.repairs += self.reconciler.step(changes, terms, self._live()).repairs
         return list(self.kernel.calls)
+
+    def _live(self) -> Callable[[], frozenset[FourTuple]] | None:
+        live = self.live
+        return None if live is None else lambda: live
 
     def step_when_due(self) -> list[str]:
         """Take the next step that is due by itself."""
@@ -95,6 +102,16 @@ def test_filter_is_checked_once_an_interval(world: World) -> None:
     assert world.reconciler.next_deadline == world.clock.now + INTERVAL
     assert world.step_when_due() == ["attach"]
     assert world.reconciler.next_deadline == world.clock.now + INTERVAL
+
+
+def test_filter_is_checked_early_with_what_else_is_checked(world: World) -> None:
+    world.step(ONE)
+    world.kernel.calls.clear()
+    for passed, calls in ((0.4, []), (0.2, ["attach"]), (0.4, ["attach"])):
+        world.clock.now += passed * INTERVAL
+        world.reconciler.step({}, TERMS, early=True)
+        assert world.kernel.calls == calls
+    assert world.reconciler.next_deadline == world.clock.now + 0.6 * INTERVAL
 
 
 def test_deleted_filter_is_back_at_the_next_step(world: World) -> None:
@@ -202,6 +219,67 @@ def test_clients_that_cannot_be_told_are_waited_for_with_pauses(world: World) ->
     world.kernel.untold = 0
     assert world.step_when_due() == ["detach_if_told"]
     assert (world.reconciler.next_deadline, world.reconciler.errors) == (math.inf, ())
+
+
+@pytest.mark.parametrize(
+    ("live", "left"),
+    [(frozenset(), set()), (frozenset({OTHER}), {OTHER}), (None, {ONE, OTHER})],
+    ids=["both ended", "one lives", "no table"],
+)
+@pytest.mark.parametrize("in_use", [False, True])
+def test_free_subflow_whose_client_is_out_of_reach_is_kept_while_it_lives(
+    world: World, live: frozenset[FourTuple] | None, left: set[FourTuple], *, in_use: bool
+) -> None:
+    third = {ends("10.1.0.3")} if in_use else set()
+    world.step(ONE, OTHER, *third)
+    world.step(freed=ONE)
+    world.step(freed=OTHER)
+    world.kernel.unreached, world.live = frozenset({ONE, OTHER}), live
+    world.step_when_due()
+    assert {*world.kernel.unreached} == left
+    world.step_when_due()
+    assert world.kernel.has_filter == bool(left or in_use)
+    assert world.applied == third
+
+
+def test_free_subflow_out_of_reach_is_kept_while_it_has_a_socket(world: World) -> None:
+    """The sniffer's table is empty when its only interface has gone, whatever lives."""
+    world.step(ONE, OTHER)
+    world.step(freed=ONE)
+    world.step(freed=OTHER)
+    world.kernel.unreached, world.live = frozenset({ONE, OTHER}), frozenset()
+    world.kernel.sockets = frozenset({OTHER})
+    world.step_when_due()
+    assert world.kernel.unreached == {OTHER}
+    world.kernel.sockets = frozenset()
+    world.step_when_due()
+    assert not world.kernel.unreached
+
+
+def test_clients_out_of_reach_are_looked_at_once_an_interval(world: World) -> None:
+    world.step(ONE)
+    world.step(freed=ONE)
+    world.kernel.unreached = frozenset({ONE})
+    world.step_when_due()
+    for _ in range(3):
+        began = world.clock.now
+        world.step_when_due()
+        assert world.clock.now - began == INTERVAL
+    world.reconciler.note_kernel_change()
+    assert world.reconciler.next_deadline < world.clock.now, "its interface may be back"
+
+
+def test_record_that_cannot_be_removed_is_removed_at_a_later_check(world: World) -> None:
+    world.step(ONE)
+    world.step(freed=ONE)
+    world.kernel.unreached, world.live = frozenset({ONE}), frozenset()
+    world.kernel.refuse = {"forget"}
+    world.step_when_due()
+    assert world.kernel.unreached == {ONE}
+    assert world.reconciler.errors == ()
+    world.kernel.refuse.clear()
+    world.step_when_due()
+    assert not world.kernel.unreached
 
 
 def test_subflow_that_cannot_be_freed_is_still_shown_and_freed_later(world: World) -> None:

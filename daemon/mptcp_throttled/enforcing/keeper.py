@@ -11,6 +11,7 @@ Nothing is logged or counted here: `Applied` says what a step has met.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -56,6 +57,8 @@ class Keeper:
         self._without_qdisc = False
         self.htb_refused = False
         """Whether HTB could not be installed or removed: no subflow can be throttled."""
+        self.looked_at = -math.inf
+        """When the kernel was looked at, quickly or fully, in monotonic seconds."""
 
     @property
     def refused_minors(self) -> frozenset[int]:
@@ -132,6 +135,7 @@ class Keeper:
         """`is_expected`: operations are needed for a reason that this step knows; otherwise they repair something."""
         plan = self._planner.plan
         began, used = self._clock.monotonic(), self._clock.processor_time()
+        self.looked_at = began
         due = self._retries.take_due(began) | self._unverified
         self._unverified.clear()
         is_expected |= bool(due or self._errors or self.htb_refused)
@@ -169,6 +173,7 @@ class Keeper:
         began = self._clock.monotonic()
         if began < self._times.quick_check_due:
             return True
+        self.looked_at = began
         is_intact = self._reconciler.quick_check(self._applied)
         self._times.quick_checked(began, self._clock.monotonic(), self._interval)
         if not is_intact:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, Protocol
 
 from immutables import Map
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttled.vocabulary.applied import UplinkStep
+from mptcp_throttled.vocabulary.counters import numbers_of
 from mptcp_throttled.vocabulary.features import FeatureState, Situation
 from mptcp_throttled.vocabulary.terms import PresentTerms
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from mptcp_throttle.model import FourTuple
     from mptcp_throttled.vocabulary.clock import Clock
@@ -43,6 +43,10 @@ class UplinkKernel(Protocol):
         """The subflows whose clients keep sending in debt, so that what exceeds their rate is dropped."""
 
     @property
+    def unreached(self) -> frozenset[FourTuple]:
+        """The free subflows whose clients could not be told so."""
+
+    @property
     def window_problem(self) -> str | None:
         """Why the last `throttle` could not bound all windows of capped subflows; None if it could."""
 
@@ -51,7 +55,7 @@ class UplinkKernel(Protocol):
         """What the program has counted."""
 
     def attach(self) -> bool:
-        """Attach the filters that are missing, and refresh `policed` and `counters`.
+        """Attach the filters that are missing, and refresh `policed`, `unreached` and `counters`.
 
         True if another program had removed or displaced one, or an interface is a new one.
         """
@@ -62,8 +66,14 @@ class UplinkKernel(Protocol):
     def forget(self, untold: Collection[FourTuple]) -> None:
         """Free subflows without telling their clients."""
 
+    def forget_ended(self, subflows: Collection[FourTuple]) -> None:
+        """Free those of these subflows that have no connected socket on this host, without telling their clients."""
+
     def detach_if_told(self) -> bool:
-        """Detach the program if no uplink is throttled, and all clients have been told; whether it is detached."""
+        """Detach the program if no uplink is throttled, and all clients have been told; whether it is detached.
+
+        If not, `policed`, `unreached` and `counters` are refreshed.
+        """
 
     def release(self) -> None:
         """Free all uplinks, tell the clients, and detach the program."""
@@ -93,7 +103,7 @@ class UplinkReconciler:
     @property
     def state(self) -> FeatureState:
         """What is refused, and what the program has counted."""
-        return FeatureState("; ".join(self.errors) or None, asdict(self._kernel.counters))
+        return FeatureState("; ".join(self.errors) or None, numbers_of(self._kernel.counters))
 
     def follow(self, situation: Situation) -> None:
         """Check the filters once an interval, which is also the longest delay between two attempts."""
@@ -110,12 +120,20 @@ class UplinkReconciler:
             self._check_due = -math.inf
 
     def step(
-        self, changes: Mapping[FourTuple, Decision | None], terms: PresentTerms, *, may_live: bool = False
+        self,
+        changes: Mapping[FourTuple, Decision | None],
+        terms: PresentTerms,
+        live: Callable[[], Collection[FourTuple]] | None = None,
+        *,
+        may_live: bool = False,
+        early: bool = False,
     ) -> UplinkStep:
         """Take changed decisions, None for subflows that have ended, and do what is due.
 
-        The rates are those of `terms`, also for decisions that have not changed. `may_live`: subflows with None may
-        live, since the sniffer lost or replaced its table as a whole.
+        The rates are those of `terms`, also for decisions that have not changed. `live`: all subflows; None if the
+        sniffer has no table. `may_live`: subflows with None may live, since the sniffer lost or replaced its table as a
+        whole. `early`: check the filters with what else is checked now, if half of the interval is over, so that an
+        idle daemon wakes up once.
         """
         for ends, decision in changes.items():
             if decision is None or decision.uplink.share is None:
@@ -131,8 +149,10 @@ class UplinkReconciler:
         is_retry = began >= self._retry_due
         is_first = self._wanted and not self._is_attached and self._retry_due == math.inf
         repairs = 0
-        if is_first or is_retry or began >= self._check_due:
+        if is_first or is_retry or began >= self._check_due - (self._interval / 2 if early else 0.0):
             repairs = self._check()
+            if live is not None:
+                self._forget_ended(live)
         if not self._is_attached:
             return UplinkStep({}, repairs)
         due = self._missing() if is_retry else changes
@@ -178,13 +198,24 @@ class UplinkReconciler:
                 self._succeeded()
                 return 0
             else:
-                interval = min(interval, _DETACH_SECONDS)
+                if not self._kernel.unreached:  # these are told by the next ACK that leaves, whenever that is
+                    interval = min(interval, _DETACH_SECONDS)
                 self._succeeded()
         except KernelError as error:
             self._fail(error)
             return 0
         self._check_due = self._clock.monotonic() + interval
         return repairs
+
+    def _forget_ended(self, live: Callable[[], Collection[FourTuple]]) -> None:
+        """The end of a subflow that was free already is no change: its client may have been unreachable until then.
+
+        The table alone does not tell that it has ended: the sniffer clears it when its last interface has gone.
+        """
+        unreached = self._kernel.unreached
+        if unreached:
+            with suppress(KernelError):  # the next check tries again
+                self._kernel.forget_ended(unreached.difference(live()))
 
     def _apply(self, throttles: Mapping[FourTuple, Throttle | None], untold: Collection[FourTuple]) -> None:
         refused: dict[str, None] = {}

@@ -61,9 +61,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """How many bytes of payload more than its rate a share has carried.
+    """How many bytes of payload more than its rate a share has carried since `since` (monotonic seconds).
 
-    In each observation since `since` (monotonic seconds) it carried more than its rate.
+    Without a burst, it carried more than its rate in each observation since then.
     """
 
     bytes: float
@@ -225,20 +225,19 @@ def _excesses(
     for share, rate in rates.items():
         over = carried[share] - payload_pace(rate, 1) * (now.at - before.at)
         old = earlier.get(share)
-        if old is None or over <= 0:
-            excesses[share] = Excess(0.0, now.at)
-        else:
-            excesses[share] = Excess(old.bytes + over, old.since if old.bytes else now.at)
+        # Between two bursts the unused rate must refill them.
+        sum_ = 0.0 if old is None or (over <= 0 and not rate.burst) else max(old.bytes + over, 0.0)
+        excesses[share] = Excess(sum_, old.since if old is not None and old.bytes and sum_ else now.at)
     return excesses
 
 
 def _exceeding(
     throttles: Mapping[FourTuple, Throttle], excesses: Mapping[Share, Excess], text: str
 ) -> Iterator[tuple[FourTuple, Difference]]:
-    """Those whose share has carried more than its rate, and more than a burst that is tolerated."""
+    """Those whose share has carried more than its rate and its burst, and more than what is tolerated."""
     for ends, throttle in throttles.items():
-        excess = excesses[throttle.share]
-        if excess.bytes > _TOLERATED_BURST_SECONDS * payload_pace(throttle.rate, 1) + _TOLERATED_BURST_BYTES:
+        excess, tolerated = excesses[throttle.share], _TOLERATED_BURST_SECONDS * payload_pace(throttle.rate, 1)
+        if excess.bytes > throttle.rate.burst + tolerated + _TOLERATED_BURST_BYTES:
             yield ends, Difference(text, excess.since)
 
 

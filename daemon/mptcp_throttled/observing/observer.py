@@ -6,25 +6,29 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
+from typing import Final, Protocol
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.model import FourTuple
 from mptcp_throttle.ports import Ports
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.history import FLUSH_SECONDS
-from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
-from mptcp_throttled.observing import overflow
+from mptcp_throttled.observing import shared_demand
+from mptcp_throttled.observing.charging import Charging
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.observing.overflow import Overflow
+from mptcp_throttled.observing.shared_demand import SharedDemand
+from mptcp_throttled.policy.lacking import INTERVAL_SECONDS
 from mptcp_throttled.reporting.event_log import EventLog
 from mptcp_throttled.reporting.eventlog import enforcement_event
 from mptcp_throttled.reporting.instruments import count_errors
-from mptcp_throttled.vocabulary.observation import Observation
-from mptcp_throttled.vocabulary.snapshot import Snapshots
-from mptcp_throttled.vocabulary.traffic import SteeredTotals
+from mptcp_throttled.vocabulary.clock import Clock
+from mptcp_throttled.vocabulary.fleet import RateKey
+from mptcp_throttled.vocabulary.observation import Observation, SocketState
+from mptcp_throttled.vocabulary.snapshot import Snapshot, Snapshots
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SteeredTotals
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -55,70 +59,130 @@ def pause_after(used: float, next_change: float | None) -> float:
     )
 
 
+def next_observation(snapshot: Snapshot, ahead: float | None) -> float | None:
+    """In how many seconds a rule may need one; None: none does.
+
+    `ahead` is when a stage of a budget may be reached, in seconds; None: no budget is counted. What an overflow and
+    shared rates depend on changes only while clients are connected.
+    """
+    if not snapshot.connections:
+        return ahead
+    stage = math.inf if ahead is None else ahead
+    if any(network.overflow is not None for network in snapshot.networks):
+        return min(INTERVAL_SECONDS, stage)
+    if any(network.shared for network in snapshot.networks):
+        return min(shared_demand.INTERVAL_SECONDS, stage)
+    return ahead
+
+
+class Sockets(Protocol):
+    """Reads the proxy's sockets."""
+
+    def read(self, *, on_all_ports: bool) -> dict[FourTuple, SocketState]:
+        """Those that can send, on the proxy's ports or on all. Raises KernelError."""
+
+
 class Observer(threading.Thread):
     """Observes at once, then every 1 to 5 s, more often with budgets, until `stop()`.
 
     It keeps `accounts` up to date, and says in `events` when rates are not enforced.
 
-    `snapshots` has what is applied, `class_bytes` gives the bytes of each class by minor, `steered` what
-    steering has counted of subflows, `acknowledged` what the program for uplinks has seen acknowledged. `changed` is
-    called when what paths lack of an overflow has changed.
+    `sockets` reads the proxy's. `snapshots` has what is applied, `class_bytes` gives the bytes of each class by minor,
+    `steered` what steering has counted of subflows, `acknowledged` what the program for uplinks has seen acknowledged.
+    `changed` is called when what paths lack of an overflow has changed. `closed` gives the subflows that have closed
+    since the last call. `charging` lets kernel programs know what is left of budgets. `want` is told what clients want
+    of shared rates; None: no rate is shared.
     """
 
     def __init__(
         self,
         ports: Ports,
+        sockets: Sockets,
         snapshots: Snapshots,
         class_bytes: Callable[[], Mapping[int, int]],
         steered: Callable[[], Mapping[FourTuple, SteeredTotals]],
         acknowledged: Callable[[], Mapping[FourTuple, int]],
         accounts: Accounts,
         events: EventLog,
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[[], None],
+        clock: Clock,
+        closed: Callable[[], Iterable[ClosedSubflow]] = tuple,
+        charging: Charging | None = None,
+        want: Callable[[Mapping[RateKey, int], float], None] | None = None,
     ) -> None:
         super().__init__(name="observer", daemon=True)
         self._class_bytes = class_bytes
         self._steered = steered
         self._acknowledged = acknowledged
         self._ports = ports
-        self._sockets = SocketReader(ports)
+        self._sockets = sockets
+        self._clock = clock
         self._snapshots = snapshots
         self._accounts = accounts
         self._events = events
         self._changed = changed
+        self._closed = closed
+        self._charging = charging
+        self._want = want
+        self._is_due = threading.Event()
         self._stopping = threading.Event()
+        self._failure: str | None = None
         self.enforcement = Enforcement()
         self.overflow = Overflow()
+        self._demand = SharedDemand()
 
     def run(self) -> None:
         """Observe until `stop()`."""
-        pause = 0.0
-        while not self._stopping.wait(pause):
+        pause = least = 0.0
+        while not self._is_stopped_after(pause, least):
             used = time.thread_time()
-            try:
-                self._observe()
-            except KernelError as error:
-                _log.debug("rates cannot be observed: %s", error)
-                count_errors("observation")
-            pause = pause_after(time.thread_time() - used, self._next_change())
-        with suppress(KernelError):
-            self._observe()
+            self._try_to_observe()
+            used = time.thread_time() - used
+            pause, least = pause_after(used, self.next_change()), used * _SOONER_PAUSE_FACTOR
+        self._try_to_observe()
         self._accounts.close()
 
-    def _next_change(self) -> float | None:
+    def _try_to_observe(self) -> None:
+        try:
+            self.observe()
+        except KernelError as error:
+            _log.debug("rates cannot be observed: %s", error)
+            count_errors("observation")
+        except Exception as error:
+            # Without observations nothing would be counted, and no period of a budget would end.
+            self._note_failure(f"{type(error).__name__}: {error}")
+
+    def _note_failure(self, problem: str) -> None:
+        if problem != self._failure:
+            self._failure = problem
+            _log.error("an observation failed, and the next one tries again: %s", problem)
+        count_errors("observation")
+
+    def next_change(self) -> float | None:
         """In how many seconds a rule may need another observation; None: none does."""
-        ahead = self._accounts.seconds_to_next_stage
-        if any(network.overflow is not None for network in self._snapshots.snapshot.networks):
-            return min(overflow.INTERVAL_SECONDS, math.inf if ahead is None else ahead)
-        return ahead
+        return next_observation(self._snapshots.snapshot, self._accounts.seconds_to_next_stage)
+
+    def _is_stopped_after(self, pause: float, least: float) -> bool:
+        """Wait for `pause` seconds, or for `look_now`, but at least for `least`."""
+        least = min(least, pause)
+        self._stopping.wait(least)
+        self._is_due.wait(pause - least)
+        self._is_due.clear()
+        return self._stopping.is_set()
+
+    def look_now(self) -> None:
+        """End the present pause; for any thread."""
+        self._is_due.set()
 
     def stop(self) -> None:
         """End the thread, and wait until what it has counted is written, unless that takes too long."""
         self._stopping.set()
+        self._is_due.set()
         if self.is_alive():
             self.join(_STOP_SECONDS)
 
-    def _observe(self) -> None:
+    def observe(self) -> None:
+        """Observe once. Raises KernelError."""
         snapshot = self._snapshots.snapshot
         classes: Mapping[int, int] = {}
         if snapshot.has_htb:
@@ -127,13 +191,20 @@ class Observer(threading.Thread):
         before = self.enforcement
         on_all_ports = any(d.subflow.ends.proxy.port not in self._ports for d in snapshot.all_decisions())
         steered, acknowledged = self._steered(), self._acknowledged()
-        sockets = self._sockets.read(on_all_ports=on_all_ports)
-        at = time.monotonic()
+        with nullcontext() if self._charging is None else self._charging.looking():
+            sockets = self._sockets.read(on_all_ports=on_all_ports)
+            # After the sockets: what has closed meanwhile is among these, or has been reported.
+            self._accounts.note_closed(self._closed())
+        at = self._clock.monotonic()
         after = before.after(Observation(at, sockets, classes, acknowledged), snapshot)
         event = enforcement_event(before.not_enforced, after.not_enforced, snapshot)
         if event is not None:
             self._events.say(event)
         self.enforcement = after
         self._accounts.look(sockets, snapshot, steered)
+        if self._charging is not None:
+            self._charging.update()
         if self.overflow.look(at, sockets, snapshot):
             self._changed()
+        if self._want is not None:
+            self._want(self._demand.look(at, sockets, snapshot), at)
