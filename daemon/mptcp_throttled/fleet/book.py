@@ -1,0 +1,206 @@
+"""What this proxy has published and read of each client's budgets, and what is due next; pure but for its own state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from mptcp_throttled.fleet.keys import proxy_of
+from mptcp_throttled.fleet.totals import Claim, is_settled, merged
+from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
+from mptcp_throttled.vocabulary.fleet import FAR_SECONDS, Elsewhere, OwnTotal, UsedElsewhere
+
+ROUND_TICKS: Final = 8
+"""A round: in so many ticks, each client that carries something is read once, unless it is far from a stage."""
+
+FAR_ROUNDS: Final = 8
+"""A client that is far from a stage is read in one round of so many: whoever carries fast reads often, wherever the
+others carry."""
+
+REFUSED_SECONDS: Final = 60.0
+"""A hash whose answer has no end is not read for so long."""
+
+# So long before a stage, and at the begin of a transfer, whose rate is not known, all ticks publish and read.
+_NEAR_SECONDS: Final = 8.0
+_BEGIN_SECONDS: Final = 3.0
+# Of a client that is far from a stage, the ledger tells once in `FAR_ROUNDS`: so long after, it is idle, and not read.
+_IDLE_SECONDS: Final = 40.0
+_KNOWN_SECONDS: Final = 600.0
+# Of the rate elsewhere: what a read says counts as much as all reads before.
+_WEIGHT: Final = 0.5
+_LEAST_RATE: Final = 1000.0
+_NOT_PUBLISHED: Final = -1
+_NOTHING: Final = Elsewhere()
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A subject of a budget in a period; times are in monotonic seconds.
+
+    `name` is that of its hash. It is due in the tick `turn` of each round, or only in one `round` of `FAR_ROUNDS`.
+    `published` is what the server has of this proxy, as far as known. `content` is what was read last, without that;
+    unless `is_settled`, more of it may be believed later. `is_unread`: it was not read since the connection began.
+    """
+
+    name: bytes
+    total: OwnTotal
+    turn: int
+    round: int
+    published: int = _NOT_PUBLISHED
+    active: float = -math.inf
+    near_until: float = -math.inf
+    refused_until: float = -math.inf
+    content: bytes = b""
+    is_settled: bool = True
+    is_unread: bool = True
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    elsewhere: Elsewhere = _NOTHING
+    grown: float = -math.inf
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the server has had a total of this proxy since the connection began."""
+        return self.published != _NOT_PUBLISHED
+
+    def note(self, total: OwnTotal, now: float) -> None:
+        """This proxy has counted more, or less."""
+        if now - self.active > _IDLE_SECONDS:
+            self.near_until = now + _BEGIN_SECONDS
+        if total.seconds < _NEAR_SECONDS:
+            self.near_until = now + _NEAR_SECONDS / 2
+        self.total, self.active = total, now
+
+    def believe(self, totals: Mapping[str, int], now: float, age: float, link: float) -> None:
+        """Take in what was read of the other proxies, as `merged`."""
+        self.claims = merged(self.claims, totals, now, age, link)
+        self.is_settled = is_settled(self.claims, totals)
+        by_proxy = dict[str, int]()
+        for writer, claim in self.claims.items():
+            proxy = proxy_of(writer)
+            by_proxy[proxy] = by_proxy.get(proxy, 0) + claim.total
+        before, used = self.elsewhere, sum(by_proxy.values())
+        rate = (used - before.used) / (now - self.grown) if now > self.grown else 0.0
+        is_first = math.isinf(self.grown)
+        self.grown = now
+        weighted = 0.0 if is_first else before.rate + _WEIGHT * (max(rate, 0.0) - before.rate)
+        self.elsewhere = Elsewhere(used, weighted if weighted > _LEAST_RATE else 0.0, tuple(by_proxy.items()))
+
+    @property
+    def used_elsewhere(self) -> UsedElsewhere:
+        """What is believed, for the ledger."""
+        return UsedElsewhere(self.total.key, self.total.subject, self.total.period.start, self.elsewhere)
+
+
+class Book:
+    """The entries of all that this proxy has carried lately. For one thread.
+
+    `name_of` gives the name of a total's hash.
+    """
+
+    def __init__(self, name_of: Callable[[OwnTotal], bytes]) -> None:
+        self._name_of = name_of
+        self._entries: dict[AccountKey, dict[Subject, Entry]] = {}
+        # Of entries that are forgotten, by budget and start of the period.
+        self._kept: dict[tuple[AccountKey, float], dict[Subject, Mapping[str, Claim]]] = {}
+        self._unpublished: list[dict[Entry, None]] = [{} for _ in range(ROUND_TICKS)]
+        self._active: list[dict[Entry, None]] = [{} for _ in range(ROUND_TICKS)]
+        self._near: dict[Entry, None] = {}
+        self._made = 0
+
+    def note(self, totals: Iterable[OwnTotal], now: float) -> None:
+        """These totals of this proxy have changed; at `now` in monotonic seconds."""
+        key, entries = None, dict[Subject, Entry]()
+        for total in totals:
+            if total.key is not key:
+                key = total.key
+                entries = self._entries.setdefault(key, {})
+            entry = self._entry(entries, total)
+            entry.note(total, now)
+            self._active[entry.turn][entry] = None
+            if entry.near_until > now:
+                self._near[entry] = None
+            if entry.published != total.used:
+                self._unpublished[entry.turn][entry] = None
+
+    def _entry(self, entries: dict[Subject, Entry], total: OwnTotal) -> Entry:
+        """The entry of a total among those of its budget, which may be a new one."""
+        entry = entries.get(total.subject)
+        if entry is not None and entry.total.period.start == total.period.start:
+            return entry
+        if entry is not None:
+            self._forget(entry)
+        self._made += 1
+        number, turn = divmod(self._made, ROUND_TICKS)
+        made = entries[total.subject] = Entry(self._name_of(total), total, turn, number % FAR_ROUNDS)
+        made.claims = self._kept.get((total.key, total.period.start), {}).pop(total.subject, {})
+        return made
+
+    def due_to_publish(self, tick: int) -> list[Entry]:
+        """What is to be published in this tick: of those whose turn it is, and of those that are near to a stage."""
+        due = dict.fromkeys(entry for entry in self._near if entry.published != entry.total.used)
+        return [*(due | self._unpublished[tick % ROUND_TICKS])]
+
+    def note_published(self, entries: Iterable[Entry]) -> None:
+        """The server has the present totals of these."""
+        for entry in entries:
+            entry.published = entry.total.used
+            self._unpublished[entry.turn].pop(entry, None)
+
+    def note_replaced(self, entry: Entry) -> None:
+        """The server has another total of this proxy than was published."""
+        entry.published = _NOT_PUBLISHED
+        self._unpublished[entry.turn][entry] = None
+
+    def note_lost(self, totals: Iterable[OwnTotal]) -> None:
+        """The server may have lost all that it had; `totals` are all of this proxy."""
+        for entries in self._entries.values():
+            for known in entries.values():
+                known.published, known.is_unread = _NOT_PUBLISHED, True
+        for total in totals:
+            entry = self._entry(self._entries.setdefault(total.key, {}), total)
+            self._unpublished[entry.turn][entry] = None
+
+    def all_unpublished(self) -> list[Entry]:
+        """What the server does not have."""
+        return [entry for entries in self._unpublished for entry in entries]
+
+    def due_to_read(self, tick: int, now: float) -> list[Entry]:
+        """What is to be read in this tick: as in `due_to_publish`."""
+        active, number = self._active[tick % ROUND_TICKS], tick // ROUND_TICKS % FAR_ROUNDS
+        for entry in [entry for entry in active if now - entry.active > _IDLE_SECONDS]:
+            del active[entry]
+        for entry in [entry for entry in self._near if entry.near_until <= now]:
+            del self._near[entry]
+        due = dict(self._near)
+        due.update(
+            (entry, None)
+            for entry in active
+            if entry.round == number or entry.total.seconds < FAR_SECONDS or entry.is_unread
+        )
+        return [entry for entry in due if entry.refused_until <= now]
+
+    def forget_idle(self, now: float) -> None:
+        """Forget those that have carried nothing for long, but not what is believed: the server may lose that."""
+        for key, entries in self._entries.items():
+            latest = max((entry.total.period.start for entry in entries.values()), default=-math.inf)
+            for subject, entry in list(entries.items()):
+                if now - entry.active > _KNOWN_SECONDS and entry not in self._unpublished[entry.turn]:
+                    self._forget(entry)
+                    del entries[subject]
+                    if entry.claims:
+                        self._kept.setdefault((key, entry.total.period.start), {})[subject] = entry.claims
+            for earlier in [known for known in self._kept if known[0] == key and known[1] < latest]:
+                del self._kept[earlier]
+
+    def _forget(self, entry: Entry) -> None:
+        for entries in (self._unpublished[entry.turn], self._near, self._active[entry.turn]):
+            entries.pop(entry, None)
+
+    def refuse(self, name: bytes, now: float) -> None:
+        """The content of a hash is not to be read for a while."""
+        for entries in self._entries.values():
+            for entry in entries.values():
+                if entry.name == name:
+                    entry.refused_until = now + REFUSED_SECONDS

@@ -1,0 +1,106 @@
+"""What proxies report of themselves, and when each was heard of last; pure but for its own state.
+
+A report is believed for what it says of its proxy alone: whoever writes a wrong one shows wrong figures to operators,
+and changes no rate and no budget.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, Self
+
+from mptcp_throttled.fleet.keys import MAX_FIELDS, proxy_of
+from mptcp_throttled.vocabulary.fleet import GONE_SECONDS, KnownProxy, Load
+
+MOST_CHARACTERS: Final = 112
+"""Of a report."""
+
+LEFT_SECONDS: Final = 172_800.0
+"""A proxy that has said nothing for two days has left: totals of the day before are gone, too."""
+
+_VERSION_CHARACTERS: Final = 24
+_REPORT: Final = re.compile(
+    rf"([0-9]{{1,12}}) ([0-9]{{1,12}}) ([0-9A-Za-z.+~-]{{1,{_VERSION_CHARACTERS}}})"
+    r" ([0-9]{1,15}) ([0-9]{1,15}) ([0-9]{1,9}) ([0-9]{1,9})",
+    re.ASCII,
+)
+
+
+class Report(NamedTuple):
+    """A proxy's `version` and `load`. Each has another `number`; `at` is in seconds since the epoch, by its clock."""
+
+    number: int
+    at: int
+    version: str
+    load: Load
+
+    @classmethod
+    def made(cls, number: int, at: int, version: str, load: Load) -> Self:
+        """One that `parse` takes. A rate is negative if a socket has taken the place of one that had carried more."""
+        return cls(number, at, version[:_VERSION_CHARACTERS], Load(*(max(each, 0) for each in load)))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From the value of a field. Raises ValueError."""
+        match = _REPORT.fullmatch(text)
+        if match is None:
+            raise ValueError("no report of a proxy")
+        number, at, version, *load = match.groups()
+        return cls(int(number), int(at), version, Load(*map(int, load)))
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.at} {self.version} {' '.join(map(str, self.load))}"
+
+
+class _Seen(NamedTuple):
+    report: Report
+    heard: float
+    since: float
+
+
+class Reports:
+    """The last report of each proxy, by its field. For one thread; `now` is in monotonic seconds.
+
+    Of more than `MAX_FIELDS`, those that were heard last.
+    """
+
+    def __init__(self) -> None:
+        # By when they were heard.
+        self._seen: dict[str, _Seen] = {}
+
+    def note(self, reports: Mapping[str, Report], now: float, at: float, *, is_whole: bool) -> None:
+        """These were read `at` a time, in seconds since the epoch; unless `is_whole`, others could not be.
+
+        Of a report that was there before, only its own time tells how old it is. Once it changes, no clock of another
+        host is needed.
+        """
+        seen, self._seen = self._seen, {} if is_whole else dict(self._seen)
+        for writer, report in reports.items():
+            before = seen.get(writer)
+            if before is None:
+                self._seen[writer] = _Seen(report, now - max(at - report.at, 0.0), now)
+            else:
+                self._seen[writer] = before if before.report == report else _Seen(report, now, now)
+        latest = sorted(self._seen.items(), key=lambda item: item[1].heard)
+        self._seen = dict(latest[-MAX_FIELDS:])
+
+    def proxies(self) -> dict[str, KnownProxy]:
+        """What is known of each proxy by its name: of several ledgers, the latest counts."""
+        return {
+            proxy_of(writer): KnownProxy(seen.heard, seen.report.version, seen.report.load)
+            for writer, seen in self._seen.items()
+        }
+
+    def old(self, now: float) -> list[str]:
+        """The fields of proxies that have left, none of which was seen to change since `GONE_SECONDS`."""
+        return [
+            writer
+            for writer, seen in self._seen.items()
+            if now - seen.heard >= LEFT_SECONDS and now - seen.since >= GONE_SECONDS
+        ]
+
+    def forget(self, fields: Iterable[str]) -> None:
+        """These are deleted."""
+        for field in fields:
+            self._seen.pop(field, None)

@@ -1,0 +1,286 @@
+"""The exchange of totals in a thread of its own: what carries data never waits for a server."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Final, NamedTuple, Protocol
+
+from mptcp_throttle.command_line import version
+from mptcp_throttled.fleet.book import FAR_ROUNDS, REFUSED_SECONDS, ROUND_TICKS, Book, Entry
+from mptcp_throttled.fleet.exchange import Exchange, ExchangeError, WriteRefused
+from mptcp_throttled.fleet.keys import name_of
+from mptcp_throttled.fleet.refusals import Refusals
+from mptcp_throttled.fleet.reports import Report, Reports
+from mptcp_throttled.vocabulary.events import Event, EventKind
+from mptcp_throttled.vocabulary.fleet import FleetState, Load, OwnTotal, Scope, UsedElsewhere
+
+_log = logging.getLogger("mptcp-throttled")
+
+TICK_SECONDS: Final = 0.25
+_MAX_PAUSE_SECONDS: Final = 2.0
+_STOP_SECONDS: Final = 0.5
+_DAY: Final = 86400
+# So long after its period a hash stays: a proxy whose clock is late goes on in it.
+_KEPT_SECONDS: Final = 2 * _DAY
+_AGAIN_SECONDS: Final = 1.0
+_AGAIN_FACTOR: Final = 4
+_FORGET_TICKS: Final = 240
+_ENDLESS: Final = "is too long, or no hash"
+_LIST: Final = "the list of proxies"
+
+
+class Ledger(Protocol):
+    """What the thread knows of the ledger. All methods are for any thread."""
+
+    def own_totals(self, scope: Scope) -> list[OwnTotal]:
+        """What this proxy has counted in the present periods; what has changed is told once."""
+
+    def note_elsewhere(self, used: Sequence[UsedElsewhere]) -> None:
+        """So much was used at the other proxies."""
+
+
+class Identity(NamedTuple):
+    """The field of this proxy in each hash, and the secret of the hashes' names; None: these say whose they are."""
+
+    field: str
+    secret: bytes | None
+
+
+class FleetThread(threading.Thread):
+    """Exchanges totals until `stop()`; `state` is for any thread.
+
+    `identify` says who this proxy is, once it is known; `connect` gives a new exchange for its field, and is given the
+    number of the attempt. Both raise ExchangeError. `link` is the rate of a proxy's link in bytes/s, `load` what this
+    one carries. `refusals` has what is not believed; `tell` is told when the server is away, and when it is back. An
+    earlier instance has `exchanged_at` last, as in `FleetState`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        link: float,
+        ledger: Ledger,
+        identify: Callable[[], Identity],
+        connect: Callable[[str, int], Exchange],
+        refusals: Refusals,
+        tell: Callable[[Event], None],
+        load: Callable[[], Load] = Load,
+        exchanged_at: float | None = None,
+    ) -> None:
+        super().__init__(name="fleet", daemon=True)
+        self._link = link
+        self._ledger = ledger
+        self._identify = identify
+        self._field = ""
+        self._book: Book | None = None
+        self._connect = connect
+        self._attempts = count()
+        self._exchange: Exchange | None = None
+        self._stopping = threading.Event()
+        self._tick = 0
+        self._load = load
+        self._version = version()
+        self._reported = 0
+        self._reports = Reports()
+        self._proxies_refused_until = -math.inf
+        self._refusals = refusals
+        self._tell = tell
+        self._is_away = False
+        self._is_lost = False
+        self._again_at = -math.inf
+        self._state = FleetState(name, exchanged_at=exchanged_at)
+
+    @property
+    def state(self) -> FleetState:
+        """For the operator."""
+        return replace(self._state, refused=self._refusals.number, refusal=self._refusals.last)
+
+    def run(self) -> None:
+        """Exchange until `stop()`."""
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            began = time.monotonic()
+            try:
+                self.step(began)
+                pause = max(TICK_SECONDS - (time.monotonic() - began), 0.0)
+            except ExchangeError as error:
+                self._note_failure(error)
+                pause = min(2 * pause or TICK_SECONDS, _MAX_PAUSE_SECONDS)
+            except Exception as error:
+                # Without this thread, totals of others would stay as they are until a restart.
+                self._note_failure(ExchangeError(f"{type(error).__name__}: {error}"))
+                pause = _MAX_PAUSE_SECONDS
+        self._close()
+
+    def stop(self) -> None:
+        """End the thread, without waiting for an answer that is late."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join(_STOP_SECONDS)
+
+    def step(self, now: float) -> None:
+        """One tick, at `now` in monotonic seconds: connect if there is no connection, publish, read.
+
+        Raises ExchangeError.
+        """
+        book = self._book = self._book or self._begin()
+        is_round_of_all = self._tick % (FAR_ROUNDS * ROUND_TICKS) == 0
+        book.note(self._ledger.own_totals(Scope.CHANGED if is_round_of_all else Scope.SOON), now)
+        exchange = self._exchange
+        if exchange is None:
+            exchange = self._exchange = self._connect(self._field, next(self._attempts))
+            self._state = replace(self._state, server=exchange.server)
+            _log.info("fleet: totals are shared by %s", exchange.server)
+            self._is_lost = True
+        self._tick += 1
+        problem = self._state.problem
+        try:
+            if self._write(exchange, book, now):
+                problem = None
+        except WriteRefused as error:
+            problem = str(error)
+        self._read(exchange, book, now)
+        if self._tick % _FORGET_TICKS == 0:
+            book.forget_idle(now)
+        self._note_state(now, problem)
+
+    def _begin(self) -> Book:
+        self._field, secret = self._identify()
+        return Book(lambda total: name_of(total, secret))
+
+    def _write(self, exchange: Exchange, book: Book, now: float) -> bool:
+        """Publish what is due; everything, if the server may have lost it, or is another one.
+
+        Returns whether anything was due.
+        """
+        is_due, is_round = self._is_lost and now >= self._again_at, self._tick % ROUND_TICKS == 0
+        if is_due:
+            self._is_lost = False
+            began = time.monotonic()
+            try:
+                book.note_lost(self._ledger.own_totals(Scope.EVERY))
+                self._publish(exchange, book, book.all_unpublished())
+                self._report(exchange)
+            finally:
+                # Whoever deletes totals again and again must not keep this thread busy.
+                self._again_at = now + max(_AGAIN_SECONDS, _AGAIN_FACTOR * (time.monotonic() - began))
+        due = book.due_to_publish(self._tick)
+        self._publish(exchange, book, due)
+        if is_round:
+            self._is_lost |= self._report(exchange)
+            self._read_reports(exchange, now)
+        return bool(due) or is_due or is_round
+
+    def _publish(self, exchange: Exchange, book: Book, entries: Sequence[Entry]) -> None:
+        if not entries:
+            return
+        at = time.time()
+        first = [entry for entry in entries if not entry.is_published]
+        keep = {entry.name: max(int(entry.total.period.end - at), 0) + _KEPT_SECONDS for entry in first}
+        added = exchange.publish([(entry.name, entry.total.used) for entry in entries], keep)
+        book.note_published(entries)
+        self._is_lost |= not added <= keep.keys()
+
+    def _report(self, exchange: Exchange) -> bool:
+        """Let the others know of this proxy; whether the server did not know of it."""
+        self._reported += 1
+        return exchange.report(
+            Report.made(self._reported, int(time.time()), self._version, self._load()), _KEPT_SECONDS
+        )
+
+    def _read_reports(self, exchange: Exchange, now: float) -> None:
+        if now < self._proxies_refused_until:
+            return
+        try:
+            read = exchange.reports()
+        except ExchangeError as error:
+            if error.name is not None:
+                self._proxies_refused_until = now + REFUSED_SECONDS
+                self._refuse(_LIST, [_ENDLESS], now)
+            raise
+        self._refuse(_LIST, read.refused, now)
+        self._reports.note(read.by_field, now, time.time(), is_whole=not read.refused)
+        old = self._reports.old(now)
+        if old:
+            exchange.forget(old)
+            self._reports.forget(old)
+
+    def _read(self, exchange: Exchange, book: Book, now: float) -> None:
+        entries = book.due_to_read(self._tick, now)
+        if not entries:
+            return
+        try:
+            contents = exchange.read([entry.name for entry in entries])
+        except ExchangeError as error:
+            if error.name is not None:
+                book.refuse(error.name, now)
+                self._refuse(error.name.decode(), [_ENDLESS], now)
+            raise
+        changed: list[UsedElsewhere] = []
+        for entry, content in zip(entries, contents, strict=True):
+            entry.is_unread = False
+            rest = exchange.rest(content, entry.published) if entry.is_published else content
+            if rest is None:
+                self._look_at_own(exchange, book, entry, content, now)
+                rest = content
+            if rest != entry.content or not entry.is_settled or entry.elsewhere.rate:
+                before = entry.elsewhere
+                self._believe(exchange, entry, rest, now)
+                if entry.elsewhere != before:
+                    changed.append(entry.used_elsewhere)
+        if changed:
+            self._ledger.note_elsewhere(changed)
+
+    def _look_at_own(self, exchange: Exchange, book: Book, entry: Entry, content: bytes, now: float) -> None:
+        """A hash does not have the total of this proxy as it was published."""
+        totals = exchange.totals(content)
+        if self._field in totals.by_field:
+            self._refuse(entry.name.decode(), ["has a total of this proxy that is not from it"], now)
+            book.note_replaced(entry)
+        else:
+            # A hash of which something is not believed may still have it.
+            self._is_lost |= not totals.refused
+
+    def _believe(self, exchange: Exchange, entry: Entry, rest: bytes, now: float) -> None:
+        totals = exchange.totals(rest)
+        if rest != entry.content:
+            self._refuse(entry.name.decode(), totals.refused, now)
+        entry.content = rest
+        by_field = {field: total for field, total in totals.by_field.items() if field != self._field}
+        entry.believe(by_field, now, max(time.time() - entry.total.period.start, 0.0), self._link)
+
+    def _refuse(self, where: str, problems: Sequence[str], now: float) -> None:
+        for problem in problems:
+            self._refusals.say(f"{where} {problem}", now)
+
+    def _note_state(self, now: float, problem: str | None) -> None:
+        if problem not in (None, self._state.problem):
+            _log.warning("fleet: totals of this proxy cannot be shared: %s", problem)
+        self._state = replace(self._state, problem=problem)
+        if self._tick % ROUND_TICKS == 0:
+            self._state = replace(self._state, exchanged_at=now, proxies=self._reports.proxies())
+        if self._is_away:
+            self._is_away = False
+            self._tell(Event(EventKind.FLEET_BACK, f"fleet: totals are shared again by {self._state.server}"))
+
+    def _note_failure(self, error: ExchangeError) -> None:
+        """Close the connection, of which nothing is known any more."""
+        self._close()
+        text = f"fleet: the totals of others stay as they were: {error}"
+        if error.name is None and not self._is_away:
+            self._is_away = True
+            self._tell(Event(EventKind.FLEET_AWAY, text, reason=str(error)))
+        elif str(error) != self._state.problem:
+            _log.warning("%s", text)
+        self._state = replace(self._state, server=None, problem=str(error))
+
+    def _close(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None

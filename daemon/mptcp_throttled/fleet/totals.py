@@ -1,0 +1,74 @@
+"""What to believe of the running totals that proxies claim; pure.
+
+A total is a grow-only counter of a proxy: repeated or lost writes do no harm, and sums are the same in any order. It
+grows no faster than the link of a proxy, since its start at the beginning of a period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from mptcp_throttled.fleet.keys import MAX_FIELDS
+
+LOWER_SECONDS: Final = 10.0
+"""A server that has lost writes has them again before: each proxy then writes its own totals again."""
+
+# A proxy publishes every 0.25 s to 5 s: what it claims comes in steps.
+_SLACK_SECONDS: Final = 5.0
+
+
+class Claim(NamedTuple):
+    """A proxy's total that is believed; times are in monotonic seconds.
+
+    Its link has needed the time until `paid` to carry it. It was read last at `read`. A lower total was read since
+    `lower`; None: the last one was not.
+    """
+
+    total: int
+    paid: float
+    read: float
+    lower: float | None = None
+
+
+def first_claim(total: int, now: float, age: float, link: float) -> Claim:
+    """What is believed of a total that is read for the first time, `age` seconds after its period has begun.
+
+    `link` is the rate of a proxy's link in bytes/s.
+    """
+    return later_claim(Claim(0, now - age, now - age), total, now, link)
+
+
+def later_claim(claim: Claim, total: int, now: float, link: float) -> Claim:
+    """What is believed once a total is read again."""
+    if total < claim.total:
+        lower = now if claim.lower is None else claim.lower
+        if now - lower < LOWER_SECONDS:
+            return claim._replace(read=now, lower=lower)
+        return Claim(total, claim.paid, now)
+    paid = max(claim.paid, claim.read - _SLACK_SECONDS)
+    granted = min(total - claim.total, max(int((now - paid) * link), 0))
+    return Claim(claim.total + granted, paid + granted / link, now)
+
+
+def merged(
+    claims: Mapping[str, Claim], totals: Mapping[str, int], now: float, age: float, link: float
+) -> dict[str, Claim]:
+    """The claims of all proxies after these totals were read; one without a total keeps what is believed.
+
+    Of more than `MAX_FIELDS`, the smallest without a total are forgotten.
+    """
+    made = dict(claims)
+    for proxy, total in totals.items():
+        claim = claims.get(proxy)
+        made[proxy] = first_claim(total, now, age, link) if claim is None else later_claim(claim, total, now, link)
+    excess = len(made) - MAX_FIELDS
+    if excess > 0:
+        for proxy in sorted(made.keys() - totals.keys(), key=lambda each: made[each].total)[:excess]:
+            del made[proxy]
+    return made
+
+
+def is_settled(claims: Mapping[str, Claim], totals: Mapping[str, int]) -> bool:
+    """Whether reading the same totals again changes nothing."""
+    return all(claims[proxy].total == total for proxy, total in totals.items())

@@ -1,0 +1,214 @@
+"""The exchange of totals with a server of Valkey or Redis: HSET, EXPIRE, HSCAN and HDEL, many in one write.
+
+HSCAN gives a small hash as a whole, and of a huge one only a part, which is refused: HGETALL would give all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from mptcp_throttle.valkey.connect import connect as open_connection
+from mptcp_throttle.valkey.connection import Connection, RefusedReply, ValkeyError
+from mptcp_throttle.valkey.resp import ErrorReply, MalformedReply, Reply, bulk, encoded, replies
+from mptcp_throttle.valkey.server import Credentials, Server, ServerUrl
+from mptcp_throttled.fleet.exchange import ExchangeError, ReadReports, Totals, WriteRefused
+from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES, proxy_of
+from mptcp_throttled.fleet.reports import MOST_CHARACTERS, Report
+
+_Value = TypeVar("_Value")
+
+ANSWER_SECONDS: Final = 3.0
+"""A server that takes longer is away."""
+
+_BATCH: Final = 500
+_MOST_BYTES: Final = MAX_FIELDS * len("$41\r\n\r\n$18\r\n\r\n") + MAX_FIELDS * (41 + 18)
+_MOST_BYTES_OF_REPORTS: Final = _MOST_BYTES + MAX_FIELDS * MOST_CHARACTERS
+_MOST_BYTES_OF_STATUS: Final = 200
+_MOST_TOTAL: Final = 10**18
+_NO_HASH: Final = b"is no hash"
+_TOO_MANY_FIELDS: Final = b"has too many fields"
+_SCANNED: Final = b"*2\r\n$1\r\n0\r\n"
+_FIELD: Final = rb"\$\d\d\r\n[a-z0-9][a-z0-9_-]{0,31}\.[0-9a-f]{8}\r\n"
+_HASH: Final = re.compile(rb"\*\d{1,3}\r\n(?:" + _FIELD + rb"\$\d\d?\r\n\d{1,18}\r\n)*")
+# The server is a replica, or takes no writes for another reason that another server may not have.
+_ELSEWHERE: Final = frozenset({"READONLY", "MASTERDOWN", "LOADING", "NOREPLICAS"})
+
+
+def connect(url: ServerUrl, credentials: Credentials, field: str, attempt: int) -> ValkeyExchange:
+    """The exchange with the first of the servers that can be reached. Raises ExchangeError.
+
+    `attempt` numbers the attempts: each begins with the next of several servers. `field` is that of this proxy.
+    """
+    try:
+        return ValkeyExchange(open_connection(url, credentials, ANSWER_SECONDS, attempt), field)
+    except ValkeyError as error:
+        raise ExchangeError(str(error)) from error
+
+
+class ValkeyExchange:
+    """Hashes at the server of a connection; `field` is that of this proxy."""
+
+    def __init__(self, connection: Connection, field: str) -> None:
+        self._connection = connection
+        self._field = field.encode()
+        # The name with its length before it, and the total with its length behind it.
+        self._own = bulk(field.encode()) + b"$%d\r\n%d\r\n"
+        self._set = b"*4\r\n$4\r\nHSET\r\n$%d\r\n%b\r\n" + self._own
+
+    @property
+    def server(self) -> str:
+        """Its host and port."""
+        return str(self._server)
+
+    @property
+    def _server(self) -> Server:
+        return self._connection.server
+
+    def publish(self, totals: Sequence[tuple[bytes, int]], keep: Mapping[bytes, int]) -> set[bytes]:
+        """As `Exchange`."""
+        added: set[bytes] = set()
+        for begin in range(0, len(totals), _BATCH):
+            added.update(self._set_totals(totals[begin : begin + _BATCH]))
+        kept = [*keep.items()]
+        for begin in range(0, len(kept), _BATCH):
+            commands = [encoded(b"EXPIRE", name, b"%d" % seconds) for name, seconds in kept[begin : begin + _BATCH]]
+            self._checked(b"".join(commands), len(commands))
+        return added
+
+    def _set_totals(self, totals: Sequence[tuple[bytes, int]]) -> list[bytes]:
+        command = self._set
+        commands = [command % (len(name), name, len(b"%d" % total), total) for name, total in totals]
+        made = self._checked(b"".join(commands), len(commands))
+        return [name for (name, _), reply in zip(totals, made, strict=True) if reply == 1] if made else []
+
+    def _checked(self, commands: bytes, number: int) -> list[Reply]:
+        """The replies, none if all are 0. Raises ExchangeError for an error but that of a hash with another type."""
+        try:
+            data = self._connection.replies_to(commands, number, number * _MOST_BYTES_OF_STATUS)
+            if data == b":0\r\n" * number:
+                return []
+            made = self._connection.parsed(data, number)
+        except ValkeyError as error:
+            raise ExchangeError(str(error)) from error
+        for reply in made:
+            if isinstance(reply, ErrorReply) and reply.code != "WRONGTYPE":
+                kind = ExchangeError if reply.code in _ELSEWHERE else WriteRefused
+                raise kind(f"{self._server}: {reply.text}")
+        return made
+
+    def read(self, names: Sequence[bytes]) -> Sequence[bytes]:
+        """As `Exchange`."""
+        contents: list[bytes] = []
+        for begin in range(0, len(names), _BATCH):
+            contents += self._read(names[begin : begin + _BATCH], _MOST_BYTES)
+        return contents
+
+    def _read(self, names: Sequence[bytes], most_bytes: int) -> Sequence[bytes]:
+        """What is in these hashes, of each of which up to `most_bytes` are read."""
+        command = b"*5\r\n$5\r\nHSCAN\r\n$%d\r\n%b\r\n$1\r\n0\r\n$5\r\nCOUNT\r\n" + bulk(b"%d" % MAX_FIELDS)
+        commands = b"".join([command % (len(name), name) for name in names])
+        try:
+            data = self._connection.replies_to(commands, len(names), len(names) * most_bytes)
+            first, *contents = data.split(_SCANNED)
+            if len(contents) == len(names) and not first:
+                return contents
+            return [self._content(reply) for reply in self._connection.parsed(data, len(names))]
+        except RefusedReply as error:
+            name = names[min(error.number, len(names) - 1)]
+            raise ExchangeError(f"{self._server}: {error}", name) from error
+        except ValkeyError as error:
+            raise ExchangeError(str(error)) from error
+
+    def _content(self, reply: Reply) -> bytes:
+        """What `read` gives of a reply; of one that is no hash, an error."""
+        match reply:
+            case ErrorReply():
+                if reply.code != "WRONGTYPE":
+                    raise ExchangeError(f"{self._server}: {reply.text}")
+                return _NO_HASH
+            case (b"0", (*words,)):
+                return b"*%d\r\n%b" % (len(words), b"".join([bulk(_bytes(word)) for word in words]))
+        return _TOO_MANY_FIELDS
+
+    def rest(self, content: bytes, own: int) -> bytes | None:
+        """As `Exchange`."""
+        number, _, words = content.partition(b"\r\n")
+        rest = words.replace(self._own % (len(b"%d" % own), own), b"", 1)
+        if len(rest) == len(words) or not number[1:].isdigit():
+            return None
+        return b"*%d\r\n%b" % (int(number[1:]) - 2, rest)
+
+    @staticmethod
+    def totals(content: bytes) -> Totals:
+        """As `Exchange`."""
+        if content in (_NO_HASH, _TOO_MANY_FIELDS):
+            return Totals({}, [content.decode()])
+        if len(content) > _MOST_BYTES:
+            return Totals({}, ["has too many fields, or too long ones"])
+        if _HASH.fullmatch(content) is not None:
+            number, *lines = content.split(b"\r\n")
+            fields = lines[1::4]
+            if 2 * len(fields) == int(number[1:]):
+                return Totals(dict(zip(map(bytes.decode, fields), map(int, lines[3::4]), strict=True)))
+        return Totals(*_checked(content, _total, "total"))
+
+    def report(self, report: Report, keep: int) -> bool:
+        """As `Exchange`."""
+        write = encoded(b"HSET", PROXIES, self._field, str(report).encode())
+        return self._checked(write + encoded(b"EXPIRE", PROXIES, b"%d" % keep), 2)[:1] == [1]
+
+    def reports(self) -> ReadReports:
+        """As `Exchange`."""
+        (content,) = self._read([PROXIES], _MOST_BYTES_OF_REPORTS)
+        if content in (_NO_HASH, _TOO_MANY_FIELDS):
+            return ReadReports({}, [content.decode()])
+        return ReadReports(*_checked(content, lambda text: Report.parse(text.decode("ascii")), "report"))
+
+    def forget(self, fields: Sequence[str]) -> None:
+        """As `Exchange`."""
+        commands = [encoded(b"HDEL", PROXIES, field.encode()) for field in fields]
+        self._checked(b"".join(commands), len(commands))
+
+    def close(self) -> None:
+        """As `Exchange`."""
+        self._connection.close()
+
+
+def _bytes(word: Reply) -> bytes:
+    return word if isinstance(word, bytes) else b""
+
+
+def _checked(content: bytes, parse: Callable[[bytes], _Value], what: str) -> tuple[dict[str, _Value], list[str]]:
+    """The values of a hash of which some may be none, and what is wrong with these."""
+    try:
+        (words,) = replies(content, 1)
+    except MalformedReply:
+        return {}, ["is no hash"]
+    if not isinstance(words, tuple) or len(words) % 2:
+        return {}, ["is no hash"]
+    by_field: dict[str, _Value] = {}
+    refused = []
+    for field, value in zip(words[::2], words[1::2], strict=True):
+        try:
+            name = _bytes(field).decode()
+            proxy_of(name)
+        except ValueError:
+            refused.append(f"has the field {_shown(field)}, which no proxy has")
+            continue
+        try:
+            by_field[name] = parse(_bytes(value))
+        except ValueError:
+            refused.append(f"has {_shown(value)} as the {what} of {name}")
+    return by_field, refused
+
+
+def _total(text: bytes) -> int:
+    if not text.isdigit() or len(text) > len(str(_MOST_TOTAL)) or int(text) >= _MOST_TOTAL:
+        raise ValueError("no number of bytes")
+    return int(text)
+
+
+def _shown(word: Reply) -> str:
+    return repr(_bytes(word)[:40])[1:]
