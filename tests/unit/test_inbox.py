@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mptcp_throttle.errors import UserError
+from mptcp_throttle.errors import NotYetAppliedError, UserError
 from mptcp_throttled.control import inbox
 from mptcp_throttled.control.inbox import Inbox
 from mptcp_throttled.control.requests import Request, Resume
@@ -60,7 +60,7 @@ def test_request_accepted_but_not_applied_has_its_own_error(
     asked = askers.submit(box.ask, Resume())
     (message,) = box.wait(5)
     message.carry_out(lambda _: done.set())
-    with pytest.raises(UserError, match=r"saved, but not applied after 0\.2 s; see status"):
+    with pytest.raises(NotYetAppliedError, match=r"saved, but not applied after 0\.2 s; see status"):
         asked.result(5)
     message.answer()
     assert done.is_set()

@@ -138,12 +138,13 @@ def test_priority_that_the_kernel_knows_outweighs_that_of_the_sniffer(world: Wor
     assert (seen.ends in world.throttled) == (not backup)
 
 
-def test_cap_ends_while_the_preferred_path_is_sick(world: World) -> None:
-    healthy = replace(WIFI, healthy=Health(rtt=0.4))
-    world.running.config = replace(world.running.config, networks=(healthy, ETHERNET))
+@pytest.mark.parametrize(("healthy", "ailment"), [(Health(rtt=0.4), Ailment.RTT), (Health(), Ailment.DATA_ACKS)])
+def test_cap_ends_while_the_preferred_path_is_sick(world: World, healthy: Health, ailment: Ailment) -> None:
+    networks = replace(WIFI, healthy=healthy), ETHERNET
+    world.running.config = replace(world.running.config, networks=networks)
     world.step(client(1), client(2))
     assert world.throttled == {capped(1), capped(2)}
-    world.kernel.sick = {subflow("10.2.0.1").ends: Ailment.RTT}
+    world.kernel.sick = {subflow("10.2.0.1").ends: ailment}
     world.step()
     assert world.throttled == {capped(2)}
     world.step(client(1))  # the sniffer, which knows nothing of it, has news
@@ -694,6 +695,23 @@ def test_loop_frees_uplinks_without_the_sniffer_and_while_paused(world: World, u
     assert uplinks.tried == [{capped(1)}], "the subflow may live: its client is told"
 
 
+def test_uplink_of_a_client_out_of_reach_is_forgotten_when_it_has_ended(world: World, uplinks: ModelUplinks) -> None:
+    def check() -> frozenset[FourTuple]:
+        world.step(after=INTERVAL)
+        return uplinks.unreached
+
+    world.step(client(1))
+    world.step(connection(1, subflow("10.1.0.1")))
+    uplinks.unreached = frozenset({capped(1)})
+    assert check() == {capped(1)}
+    world.source.update = TableUpdate(problem="no service answers")
+    world.step()
+    assert check() == {capped(1)}, "it may live"
+    world.source.update = TableUpdate("epoch", 1, {}, problem=None)
+    world.step()
+    assert check() == set()
+
+
 def test_rate_of_an_uplink_is_the_operators(world: World, uplinks: ModelUplinks) -> None:
     world.step(client(1))
     faster = Rate.parse("5mbit")
@@ -739,6 +757,17 @@ def test_windows_that_cannot_be_bounded_are_logged_and_counted(
     uplinks.window_problem = "the windows of 1 uplinks are not bounded: ss -t: ENOMEM"
     world.step(client(1))
     assert caplog.messages.count(uplinks.window_problem) == errors() - before == 1
+
+
+def test_idle_loop_with_a_capped_uplink_wakes_up_once_an_interval(world: World, uplinks: ModelUplinks) -> None:
+    world.step(client(1), after=0.3 * INTERVAL)
+    times = []
+    for _ in range(8):
+        world.clock.now = world.loop.next_deadline
+        world.loop.step()
+        times.append(world.clock.now)
+    assert uplinks.throttled
+    assert all(after - before > 0.9 * INTERVAL for before, after in pairwise(times[2:]))
 
 
 def test_loop_release_frees_uplinks(world: World, uplinks: ModelUplinks) -> None:

@@ -285,6 +285,40 @@ def test_file_of_format_1_is_read(tmp_path: Path) -> None:
 def test_unusable_file_means_an_empty_operator_state(tmp_path: Path, text: str) -> None:
     (tmp_path / "overrides.json").write_text(text)
     assert open_store(tmp_path).current() == OperatorState()
+    assert (tmp_path / "overrides.json").read_text() == text
+
+
+def test_file_of_a_later_version_is_kept_and_named_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, later = tmp_path / "overrides.json", '{"format": 2, "rates": ["5mbit"]}'
+    path.write_text(later)
+    store = open_store(tmp_path)
+    assert store.current() == OperatorState()
+    assert path.read_text() == later
+    assert caplog.messages == [f"{path}: cannot be used (format 2; allowed: 1): there is no override and no pause"]
+    for rate in (FIVE, None):
+        store.set(cap("ethernet", rate))
+    assert open_store(tmp_path).current().overrides == (cap("ethernet", None),)
+    assert (tmp_path / "overrides.unusable").read_text() == later
+
+
+def test_rates_are_set_after_an_unusable_file_was_removed_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "overrides.json"
+    path.write_text("{")
+    store = open_store(tmp_path)
+    path.unlink()
+    store.set(cap("ethernet", FIVE))
+    assert open_store(tmp_path).current().overrides == (cap("ethernet", FIVE),)
+
+
+def test_file_that_cannot_be_read_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "overrides.json").mkdir()
+    assert open_store(tmp_path).current() == OperatorState()
+    assert (tmp_path / "overrides.json").is_dir()
+    assert caplog.messages == [
+        f"{tmp_path}/overrides.json: cannot be read (Is a directory): there is no override and no pause"
+    ]
 
 
 def test_expiry_takes_effect_even_if_it_cannot_be_written(tmp_path: Path) -> None:

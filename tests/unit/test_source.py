@@ -1,19 +1,18 @@
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 from examples import connection, subflow
+from worlds import ManualClock
 
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import RateKind, format_token
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.rpc.wire import encode_connection
 from mptcp_throttle.units import Rate
-from mptcp_throttled.control.source import Haste, TableSource, TableUpdate, haste
+from mptcp_throttled.control.source import Call, Follower, Haste, TableUpdate, Wait, haste
 from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.terms import PresentTerms, Term
@@ -31,43 +30,65 @@ def changes(revision: int, **connections: Json) -> Json:
     return {"epoch": "e", "revision": revision, "changes": items, "more": False}
 
 
-def delivered(
-    answers: list[Json | Callable[[], Json]], expected: int, monkeypatch: pytest.MonkeyPatch
-) -> list[TableUpdate]:
-    """The updates that a source receives when the sniffer gives these answers, one for each call, and then none."""
-    updates: list[TableUpdate] = []
-    enough = threading.Event()
+class Scripted:
+    """A follower of a sniffer that gives these answers, one for each call, and in the end none.
 
-    def arrived() -> None:
-        update = source.take()
+    `asked` are the calls, `pauses` the seconds between them.
+    """
+
+    def __init__(self, answers: Iterable[Json | Callable[[], Json]], clock: ManualClock | None = None) -> None:
+        self._answers = iter(answers)
+        self._clock = ManualClock() if clock is None else clock
+        self.updates: list[TableUpdate] = []
+        self.asked: list[Call] = []
+        self.pauses: list[float] = []
+        self.follower = Follower(self._arrived, self._clock)
+
+    def _arrived(self) -> None:
+        update = self.follower.take()
         assert update is not None
-        updates.append(update)
-        if len(updates) == expected:
-            enough.set()
+        self.updates.append(update)
 
-    source = TableSource(Path("/nonexistent/sniffer.sock"), arrived)
-    calls = iter(answers)
+    def follow(self) -> None:
+        """Until the follower knows that no service answers any more."""
+        actions = self.follower.actions()
+        action = next(actions)
+        while True:
+            if not isinstance(action, Call):
+                if isinstance(action, Wait):
+                    self.pauses.append(action.seconds)
+                action = actions.send(None)
+                continue
+            self.asked.append(action)
+            try:
+                answer = next(self._answers)
+            except StopIteration:
+                actions.throw(RpcError("no service answers"))
+                return
+            try:
+                answered = answer() if callable(answer) else answer
+            except RpcError as error:
+                action = actions.throw(error)
+            else:
+                action = actions.send(answered)
 
-    def call(*_: object) -> Json:
-        answer = next(calls, gone)
-        return answer() if callable(answer) else answer
 
-    monkeypatch.setattr(source._client, "call", call)
-    source.start()
-    assert enough.wait(10)
-    source.stop()
-    assert (source.empty, source.take()) == (True, None)
-    return updates
+def delivered(answers: list[Json | Callable[[], Json]]) -> list[TableUpdate]:
+    """The updates of a follower that is given these answers."""
+    scripted = Scripted(answers)
+    scripted.follow()
+    assert (scripted.follower.empty, scripted.follower.take()) == (True, None)
+    return scripted.updates
 
 
-def test_source_delivers_the_snapshot_and_then_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_delivers_the_snapshot_and_then_changes() -> None:
     answers: list[Json | Callable[[], Json]] = [
         SNAPSHOT,
         changes(5),
         changes(5),
         changes(7, **{f"t{format_token(TWO.token)}": encode_connection(TWO), f"t{format_token(ONE.token)}": None}),
     ]
-    updates = delivered(answers, 2, monkeypatch)
+    updates = delivered(answers)
     assert [(update.revision, dict(update.connections)) for update in updates[:2]] == [
         (5, {ONE.token: ONE}),
         (7, {TWO.token: TWO, ONE.token: None}),
@@ -75,41 +96,37 @@ def test_source_delivers_the_snapshot_and_then_changes(monkeypatch: pytest.Monke
     assert [update.whole for update in updates[:2]] == [True, False]
 
 
-def test_source_takes_all_parts_of_the_changes_before_it_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_takes_all_parts_of_the_changes_before_it_delivers() -> None:
     one, two = (f"t{format_token(one.token)}" for one in (ONE, TWO))
     parts = [{**changes(6, **{two: encode_connection(TWO)}), "more": True}, changes(7, **{one: None})]
-    (update,) = delivered([SNAPSHOT, *parts], 1, monkeypatch)[:1]
+    update, *_ = delivered([SNAPSHOT, *parts])
     assert (update.revision, dict(update.connections), update.whole) == (7, {TWO.token: TWO}, True)
 
 
-def test_source_with_a_spacing_waits_between_calls_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    now = itertools.count(10.0, 0.01)
-    monkeypatch.setattr("mptcp_throttled.control.source.time.monotonic", lambda: next(now))
-    source = TableSource(Path("/nonexistent/sniffer.sock"), lambda: None)
-    source.spacing = 0.05
-    one = {f"t{format_token(ONE.token)}": None}
-    many = (changes(revision, **one) for revision in range(6, 10))
-    answers = iter([SNAPSHOT, changes(5), *many, {"resync": True}])
-    monkeypatch.setattr(source._client, "call", lambda *_: next(answers))
-    monkeypatch.setattr(source._stopping, "wait", lambda seconds: waits.append(seconds))
-    source._follow()
-    assert waits == pytest.approx([0.0, 0.04, 0.08, 0.12])
+def test_source_with_a_spacing_waits_between_calls_under_load() -> None:
+    clock = ManualClock(10.0)
+    ended = {f"t{format_token(ONE.token)}": None}
+
+    def later(revision: int) -> Json:
+        clock.now += 0.01
+        return changes(revision, **ended)
+
+    many = [partial(later, revision) for revision in range(6, 10)]
+    scripted = Scripted([SNAPSHOT, changes(5), *many], clock)
+    scripted.follower.spacing = 0.05
+    scripted.follow()
+    # The clock does not run during the pauses, so each is longer.
+    assert scripted.pauses == pytest.approx([0.0, 0.04, 0.08, 0.12])
 
 
-def test_source_asks_with_its_present_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Json, ...]] = []
-    answers = iter([SNAPSHOT, changes(5), changes(5), changes(5), {"resync": True}])
-    source = TableSource(Path("/nonexistent/sniffer.sock"), lambda: None)
+def test_source_asks_with_its_present_patience() -> None:
+    def answer() -> Json:
+        scripted.follower.patience = float(len(scripted.asked))
+        return SNAPSHOT if len(scripted.asked) == 1 else changes(5)
 
-    def call(*arguments: Json) -> Json:
-        asked.append(arguments)
-        source.patience = float(len(asked))
-        return next(answers)
-
-    monkeypatch.setattr(source._client, "call", call)
-    source._follow()
-    assert [arguments[4] for arguments in asked[2:]] == [2.0, 3.0, 4.0]
+    scripted = Scripted([answer] * 5)
+    scripted.follow()
+    assert [call.arguments[3] for call in scripted.asked[2:]] == [2.0, 3.0, 4.0, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -134,26 +151,26 @@ def test_new_connections_may_wait_while_steering_caps_alone(
     assert haste(Snapshot(features=features, terms=terms)) == expected
 
 
-def test_source_told_to_resynchronise_takes_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_told_to_resynchronise_takes_a_snapshot() -> None:
     later = {"epoch": "f", "revision": 1, "connections": [], "next": None}
     resync = {"resync": True}
     none = {**changes(1), "epoch": "f"}
-    updates = delivered([SNAPSHOT, resync, SNAPSHOT, changes(5), resync, later, none], 2, monkeypatch)
+    updates = delivered([SNAPSHOT, resync, SNAPSHOT, changes(5), resync, later, none])
     assert [(update.epoch, len(update.connections)) for update in updates[:2]] == [("e", 1), ("f", 0)]
 
 
-def test_source_merges_snapshot_parts_and_changes_into_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_merges_snapshot_parts_and_changes_into_one_table() -> None:
     answers: list[Json | Callable[[], Json]] = [
         {**SNAPSHOT, "next": ONE.token},
         {**SNAPSHOT, "revision": 6, "connections": [encode_connection(TWO)]},
         changes(7, **{f"t{format_token(ONE.token)}": None}),
     ]
-    (update, *_) = delivered(answers, 1, monkeypatch)
+    update, *_ = delivered(answers)
     assert (update.revision, dict(update.connections), update.whole) == (7, {TWO.token: TWO}, True)
 
 
-def test_source_delivers_an_empty_table_whenever_the_sniffer_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = delivered([gone, SNAPSHOT, changes(5), gone, gone, SNAPSHOT, changes(5), gone], 5, monkeypatch)
+def test_source_delivers_an_empty_table_whenever_the_sniffer_goes() -> None:
+    updates = delivered([gone, SNAPSHOT, changes(5), gone, gone, SNAPSHOT, changes(5), gone])
     assert [bool(update.connections) for update in updates[:5]] == [False, True, False, True, False]
     assert updates[0].problem == "no service answers"
 
@@ -161,8 +178,8 @@ def test_source_delivers_an_empty_table_whenever_the_sniffer_goes(monkeypatch: p
 @pytest.mark.parametrize(
     "answer", [{"nonsense": 1}, {"epoch": "e", "revision": 6, "changes": [{"token": "xyz"}]}, None]
 )
-def test_source_delivers_an_empty_table_after_an_invalid_answer(answer: Json, monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = delivered([SNAPSHOT, changes(5), answer], 2, monkeypatch)
+def test_source_delivers_an_empty_table_after_an_invalid_answer(answer: Json) -> None:
+    updates = delivered([SNAPSHOT, changes(5), answer])
     assert [bool(update.connections) for update in updates[:2]] == [True, False]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, Generic
 
-from mptcp_throttle.errors import UserError
+from mptcp_throttle.errors import NotYetAppliedError, UserError
 from mptcp_throttled.control.requests import Request, T
 
 _ANSWER_SECONDS: Final = 5.0
@@ -58,7 +58,7 @@ class Inbox:
         except TimeoutError as error:
             if message.answered.cancel():
                 raise UserError(f"not accepted in {_ANSWER_SECONDS:g} s: busy; see status") from error
-            raise UserError(f"saved, but not applied after {_ANSWER_SECONDS:g} s; see status") from error
+            raise NotYetAppliedError(f"saved, but not applied after {_ANSWER_SECONDS:g} s; see status") from error
 
     def wait(self, seconds: float) -> list[Message[Any]]:
         """All requests so far, in order; waits up to `seconds` for the first message."""

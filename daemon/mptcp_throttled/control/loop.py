@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import ClassifierKind, Direction, Health
+from mptcp_throttle.model import ClassifierKind, Direction
+from mptcp_throttle.units import MAX_BURST_SECONDS
 from mptcp_throttled.control.requests import Reloaded, carry_out
 from mptcp_throttled.enforcing.keeper import Keeper
 from mptcp_throttled.enforcing.reconciler import Kernel
@@ -23,9 +24,9 @@ from mptcp_throttled.enforcing.steering import SteeringKernel
 from mptcp_throttled.enforcing.uplinks import UplinkKernel, UplinkReconciler
 from mptcp_throttled.plan.planner import PlanDelta, Planner
 from mptcp_throttled.plan.shares import PlanSettings
+from mptcp_throttled.policy.current_terms import CurrentTerms
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.policy.one_path import update_one_path
-from mptcp_throttled.policy.terms import CurrentTerms
 from mptcp_throttled.reporting import eventlog, instruments
 from mptcp_throttled.reporting.event_log import EventLog
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from mptcp_throttled.vocabulary.clock import Clock
     from mptcp_throttled.vocabulary.control_group import ControlGroup, EndedConnection
     from mptcp_throttled.vocabulary.decision import Decision, Previous
+    from mptcp_throttled.vocabulary.fleet import SharedRates
     from mptcp_throttled.vocabulary.terms import Lacking, PresentTerms
     from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
@@ -84,7 +86,7 @@ class Loop:
     `features` are those of the kernel by name, but for uplinks. `note_closed` is given the subflows that have closed,
     `steering` those that have another cap of downloads, or none; it knows the priorities that clients have asked for.
     `note_ended` is given the connections that have ended while caps were applied. `spent` are the budgets of which a
-    stage is reached, `lacking` what paths lack of an overflow.
+    stage is reached, `lacking` what paths lack of an overflow, `shared` what this proxy has of rates of several.
     `snapshot`, `recent_decisions.latest`, `events` and `note_kernel_change` are for any thread, all else for one.
     """
 
@@ -103,6 +105,7 @@ class Loop:
         control_group: ControlGroup,
         spent: Callable[[], Spent] = dict,
         lacking: Callable[[], Lacking] = dict,
+        shared: Callable[[], SharedRates | None] = lambda: None,
     ) -> None:
         self._config = config
         self._operator = operator
@@ -114,6 +117,7 @@ class Loop:
         self._note_ended = note_ended
         self._spent = spent
         self._lacking = lacking
+        self._shared = shared
         self._epoch_offset = EpochOffset(clock)
         self._terms = CurrentTerms(config.config.proxies)
         self._decisions = DecisionTable(control_group, config.config.proxies)
@@ -172,7 +176,7 @@ class Loop:
         return (*errors, *self._keeper.release())
 
     def _carry_out(self, request: Request[Any]) -> Any:  # noqa: ANN401
-        answer = carry_out(request, self._operator, self._config)
+        answer = carry_out(request, self._operator, self._config, self._clock.time())
         if isinstance(answer, Reloaded):
             self.events.keep(reloaded(answer.changes, answer.problems))
         return answer
@@ -183,7 +187,7 @@ class Loop:
         operator = self._operator.current()
         is_paused = operator.pause is not None
         wall_clock = WallClock(self._epoch_offset.seconds, config.time_zone)
-        facts = Facts(operator.overrides, wall_clock, self._spent(), self._lacking())
+        facts = Facts(operator.overrides, wall_clock, self._spent(), self._lacking(), self._shared())
         terms = self._terms.update(config.networks, now, facts)
         networks = self._terms.configured
         update = self._source.take()
@@ -191,21 +195,25 @@ class Loop:
         was_active, self._is_active = self._is_active, not is_paused and sniffer.problem is None
         if networks is not before.networks or terms is not before.terms or self._is_active != was_active:
             self._began = now
+        # Before that, a share that comes back would have a whole burst again.
+        linger = max(daemon.linger, MAX_BURST_SECONDS) if terms.bursts else daemon.linger
         # The kernel program must not pace what the daemon cannot throttle.
         throttling = self._is_active and not self._keeper.htb_refused
         situation = Situation(
-            self._terms.effective, is_paused, throttling, linger=daemon.linger, interval=daemon.reconcile_interval
+            self._terms.effective, is_paused, throttling, linger=linger, interval=daemon.reconcile_interval
         )
         for feature in self._features.values():
             feature.follow(situation)
         previous = self._decide(update, terms, paused=is_paused)
         decisions = self._decisions.decisions
-        settings = PlanSettings(max_minor(daemon.mark_mask), daemon.linger, daemon.other_traffic)
+        settings = PlanSettings(max_minor(daemon.mark_mask), linger, daemon.other_traffic)
         delta = self._planner.update(previous, decisions, terms, now, settings, self._keeper.refused_minors)
         applied = self._keeper.step(delta, daemon.reconcile_interval)
         may_live = update is not None and update.whole
         uplink_changes = share_changes(previous, decisions, Direction.UPLINK)
-        uplinks = self._uplinks.step(uplink_changes, terms, may_live=may_live)
+        live = self._all_decisions if sniffer.problem is None else None
+        is_looking = self._keeper.looked_at >= now
+        uplinks = self._uplinks.step(uplink_changes, terms, live, may_live=may_live, early=is_looking)
         self._steering.assign(caps_of(self._changed_caps(previous, terms), terms))
         concerned, adopted = self._concerned(delta, applied), self._adopted
         throttled, transitions = update_throttled(
@@ -232,7 +240,7 @@ class Loop:
             applied=applied.plan,
             without_qdisc=applied.without_qdisc,
             throttled=throttled,
-            errors=bounded((*self._planner.errors, *applied.errors, *self._uplinks.errors)),
+            errors=bounded((*self._terms.errors, *self._planner.errors, *applied.errors, *self._uplinks.errors)),
             classifier=self._kernel.classifier,
             uplinks=self._uplinks.applied,
             policed=self._uplinks.policed,
@@ -283,11 +291,8 @@ class Loop:
     def _with_other_ailments(self) -> Mapping[Token, Connection | None]:
         """The connections of which a subflow has become sick or healthy since the last step."""
         before = self._ailments
-        if any(network.healthy != Health() for network in self._terms.configured):
-            with suppress(KernelError):
-                self._ailments = self._kernel.ailments()
-        else:
-            self._ailments = {}
+        with suppress(KernelError):
+            self._ailments = self._kernel.ailments()
         changed = {ends for ends, _ in before.items() ^ self._ailments.items()}
         if not changed:
             return {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from typing import Final
 from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.devices import named
 from mptcp_throttle.durable_file import write_atomically
-from mptcp_throttle.errors import UserError, listed
+from mptcp_throttle.errors import UserError, listed, shown
 from mptcp_throttle.logs import with_fields
 from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
@@ -34,6 +35,7 @@ from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause, 
 _log = logging.getLogger("mptcp-throttled")
 
 _FORMAT: Final = 1
+_UNUSABLE: Final = ".unusable"
 _TOLERANCE_SECONDS: Final = 1.0
 
 MAX_CLIENTS: Final = 100
@@ -50,6 +52,7 @@ class OperatorStore:
         self._proxies = proxies
         self._clock = clock
         self._written_at = Now.of(clock)
+        self._has_unusable_file = False
         self._state = self._load()
         self.adopt(networks)
 
@@ -159,7 +162,11 @@ class OperatorStore:
             "pause": None if state.pause is None else encode_end(state.pause.end, now),
         }
         try:
-            write_atomically(self._path, json.dumps(document))
+            if self._has_unusable_file:
+                with suppress(FileNotFoundError):  # it may have been removed by hand
+                    self._path.replace(self._path.with_suffix(_UNUSABLE))
+                self._has_unusable_file = False
+            write_atomically(self._path, json.dumps(document), mode=0o600)
         except OSError as error:
             raise UserError(f"{self._path}: cannot be written: {error.strerror}") from error
         self._state, self._written_at = state, now
@@ -185,7 +192,7 @@ class OperatorStore:
         try:
             document = json.loads(self._path.read_text(encoding="utf-8"))
             if document["format"] != _FORMAT:
-                raise ValueError(f"format {document['format']}")
+                raise ValueError(f"format {shown(document['format'])}; allowed: {_FORMAT}")
             now, pause = self._written_at, document["pause"]
             of_networks = [_decode_override(item, now) for item in document["overrides"]]
             of_clients = [
@@ -195,8 +202,14 @@ class OperatorStore:
             return OperatorState((*of_networks, *of_clients), None if pause is None else Pause(decode_end(pause, now)))
         except FileNotFoundError:
             return OperatorState()
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            _log.error("%s: cannot be used (%s): there is no override and no pause", self._path, error)
+        except OSError as error:
+            _log.error("%s: cannot be read (%s): there is no override and no pause", self._path, error.strerror)
+            return OperatorState()
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            # It may be of a later version, which may come back: it stays, and is renamed before the next write.
+            self._has_unusable_file = True
+            why = f"no {error.args[0]}" if isinstance(error, KeyError) else error
+            _log.error("%s: cannot be used (%s): there is no override and no pause", self._path, why)
             return OperatorState()
 
 

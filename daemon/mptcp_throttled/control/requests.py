@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -150,8 +149,11 @@ def requested_end(seconds: Json, now: float) -> float | None:
     return now + seconds
 
 
-def carry_out(request: Request[T], operator: OperatorStore, running: RunningConfig) -> Any:  # noqa: ANN401
-    """Make the change; returns the answer, a `T`. Raises UserError if it is refused."""
+def carry_out(request: Request[T], operator: OperatorStore, running: RunningConfig, now: float) -> Any:  # noqa: ANN401
+    """Make the change at `now`, in seconds since the epoch; returns the answer, a `T`.
+
+    Raises UserError if it is refused.
+    """
     match request:
         case SetRate(override):
             operator.set(override)
@@ -162,12 +164,11 @@ def carry_out(request: Request[T], operator: OperatorStore, running: RunningConf
         case Resume():
             return operator.resume()
         case Reload(loaded):
-            return _reload(loaded, operator, running)
+            return _reload(loaded, operator, running, now)
     return None
 
 
-def _reload(loaded: Config | ConfigError, operator: OperatorStore, running: RunningConfig) -> Reloaded:
-    now = time.time()
+def _reload(loaded: Config | ConfigError, operator: OperatorStore, running: RunningConfig, now: float) -> Reloaded:
     judgement = running.take(loaded, now)
     dropped = () if judgement.problems else operator.adopt(running.config.networks)
     notes = () if judgement.problems else notes_of(running.config, now)

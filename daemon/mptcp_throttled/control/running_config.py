@@ -67,5 +67,5 @@ class RunningConfig:
         return judgement
 
     def status(self) -> Json:
-        """`{loaded_at, problems}`: since when it is in force, and what was wrong with the last reload, line by line."""
+        """`{loaded_at, problems}`: since when the configuration is in force, and why the last reload was refused."""
         return {"loaded_at": self._loaded_at, "problems": list(self._problems)}

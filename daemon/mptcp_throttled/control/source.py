@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 import queue
 import threading
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, NoReturn, Protocol
 
 from mptcp_throttle.features import FeatureName
-from mptcp_throttle.model import Connection, RateKind, Token
+from mptcp_throttle.model import Connection, Token
 from mptcp_throttle.rpc import Json, RpcClient
 from mptcp_throttle.rpc.wire import decode_connection, decode_token
+from mptcp_throttled.vocabulary.clock import Clock
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 _POLL_SECONDS: Final = 1.0
@@ -32,7 +32,7 @@ _LASTING_SECONDS: Final = 1.0
 
 
 class Haste(NamedTuple):
-    """How soon the control loop must know of changes, and of new connections: `spacing` and `patience` of a source."""
+    """How soon the control loop must know of changes and of new connections: `spacing`, `patience` of a follower."""
 
     spacing: float = 0.0
     patience: float = 0.0
@@ -41,14 +41,12 @@ class Haste(NamedTuple):
 def haste(snapshot: Snapshot) -> Haste:
     """What the kernel programs decide alone is not urgent here: they pace, and hold back what has a cap.
 
-    Limits and uplinks wait for the control loop.
+    Limits, uplinks and bursts wait for the control loop.
     """
     if snapshot.problem_of(FeatureName.PACING) is not None:
         return Haste()
-    rates = (*snapshot.terms.rates.values(), *snapshot.terms.client_rates.values())
-    has_only_caps = all(kind is RateKind.CAP for kinds in rates for kind in kinds)
     is_steered = snapshot.problem_of(FeatureName.STEERING) is None
-    return Haste(_BATCH_SECONDS, _LASTING_SECONDS if is_steered and has_only_caps else 0.0)
+    return Haste(_BATCH_SECONDS, _LASTING_SECONDS if is_steered and snapshot.terms.has_only_caps else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +79,44 @@ class Source(Protocol):
         """What is new since the last call; None if nothing."""
 
 
-class TableSource(threading.Thread):
-    """Receives updates of the table in this thread until `stop()`, and calls `arrived` after each.
+class Call(NamedTuple):
+    """A call of the sniffer, to be answered."""
+
+    method: str
+    arguments: tuple[Json, ...] = ()
+
+
+class Begin(NamedTuple):
+    """Begin this call now. It is asked for later as a `Call`."""
+
+    call: Call
+
+
+class Wait(NamedTuple):
+    """Wait for so many seconds."""
+
+    seconds: float
+
+
+Action = Call | Begin | Wait
+"""What a `Follower` wants done next."""
+
+
+class Follower:
+    """What to ask the sniffer for, and what its answers say; `arrived` is called after each update.
+
+    It has neither thread nor socket: `actions` yields what is to be done. A `Call` is answered by `send`, or by `throw`
+    if it fails.
 
     `parts` counts the parts of whole tables received so far: while it grows, a table is on its way. `spacing` is the
     time in seconds between deliveries while changes come faster; the first two after a silence are not delayed.
     `patience` is the age in seconds at which new connections are delivered.
     """
 
-    def __init__(self, sniffer_socket: Path, arrived: Callable[[], None]) -> None:
-        super().__init__(name="table-source", daemon=True)
-        self._client = RpcClient(sniffer_socket, _CALL_SECONDS, keep=True)
+    def __init__(self, arrived: Callable[[], None], clock: Clock) -> None:
         self._arrived = arrived
+        self._clock = clock
         self._updates: queue.SimpleQueue[TableUpdate] = queue.SimpleQueue()
-        self._stopping = threading.Event()
         self._problem: str | None = None
         self.parts = 0
         self.spacing = 0.0
@@ -106,13 +128,75 @@ class TableSource(threading.Thread):
         return self._updates.empty()
 
     def take(self) -> TableUpdate | None:
-        """All updates that have come since the last call, as one; None if there are none."""
+        """All updates that have come since the last call, as one; None if there are none. For any thread."""
         update: TableUpdate | None = None
         with suppress(queue.Empty):
             while True:
                 later = self._updates.get_nowait()
                 update = later if update is None else update.then(later)
         return update
+
+    def actions(self) -> Generator[Action, Json, NoReturn]:
+        """Follow the table for ever."""
+        while True:
+            try:
+                yield from self._follow()
+            except Exception as error:
+                if str(error) != self._problem:
+                    self._problem = str(error)
+                    self._deliver(TableUpdate(problem=self._problem))
+                yield Wait(_RETRY_SECONDS)
+
+    def _deliver(self, update: TableUpdate) -> None:
+        self._updates.put(update)
+        self._arrived()
+
+    def _follow(self) -> Generator[Action, Json, None]:
+        update, is_behind = (yield from self._take_table()), True
+        while is_behind:
+            answer = yield Call("changes", (update.epoch, update.revision, 0.0))
+            if answer.get("resync"):
+                return
+            update, is_behind = update.then(_decode_changes(answer)), answer["more"]
+        self._problem = None
+        self._deliver(update)
+        next_at = -math.inf
+        while True:
+            answer = yield Call("changes", (update.epoch, update.revision, _POLL_SECONDS, self.patience))
+            if answer.get("resync"):
+                return
+            if answer["changes"]:
+                update = _decode_changes(answer)
+                self._deliver(update)
+                now = self._clock.monotonic()
+                yield Wait(max(next_at - now, 0.0))
+                next_at = max(next_at, now) + self.spacing
+
+    def _take_table(self) -> Generator[Action, Json, TableUpdate]:
+        """All parts, at the revision of the first: what has changed since may be in the other parts, or not."""
+        connections: dict[Token, Connection | None] = {}
+        first = data = yield Call("snapshot")
+        while True:
+            self.parts += 1
+            following = None if data["next"] is None else Call("snapshot", (data["next"],))
+            if following is not None:
+                # The sniffer encodes the next part while we decode this one.
+                yield Begin(following)
+            connections.update((c.token, c) for c in map(decode_connection, data["connections"]))
+            if following is None:
+                return TableUpdate(first["epoch"], first["revision"], connections, True, None)
+            data = yield following
+
+
+class TableSource(threading.Thread):
+    """Carries out the actions of a `follower` in this thread until `stop()`."""
+
+    def __init__(self, sniffer_socket: Path, follower: Follower) -> None:
+        super().__init__(name="table-source", daemon=True)
+        self._client = RpcClient(sniffer_socket, _CALL_SECONDS, keep=True)
+        self._follower = follower
+        self._stopping = threading.Event()
+        self._begun: tuple[Call, Future[Json]] | None = None
 
     def stop(self) -> None:
         """Stop, at the latest when the current call ends."""
@@ -123,53 +207,33 @@ class TableSource(threading.Thread):
 
     def run(self) -> None:
         """Follow the table."""
-        while not self._stopping.is_set():
-            try:
-                self._follow()
-            except Exception as error:
-                if str(error) != self._problem and not self._stopping.is_set():
-                    self._problem = str(error)
-                    self._deliver(TableUpdate(problem=self._problem))
-                self._stopping.wait(_RETRY_SECONDS)
-
-    def _deliver(self, update: TableUpdate) -> None:
-        self._updates.put(update)
-        self._arrived()
-
-    def _follow(self) -> None:
-        update, is_behind = self._take_table(), True
-        while is_behind:
-            answer = self._client.call("changes", update.epoch, update.revision, 0.0)
-            if answer.get("resync"):
-                return
-            update, is_behind = update.then(_decode_changes(answer)), answer["more"]
-        self._problem = None
-        self._deliver(update)
-        next_at = -math.inf
-        while not self._stopping.is_set():
-            answer = self._client.call("changes", update.epoch, update.revision, _POLL_SECONDS, self.patience)
-            if answer.get("resync"):
-                return
-            if answer["changes"]:
-                update = _decode_changes(answer)
-                self._deliver(update)
-                now = time.monotonic()
-                self._stopping.wait(max(next_at - now, 0.0))
-                next_at = max(next_at, now) + self.spacing
-
-    def _take_table(self) -> TableUpdate:
-        """All parts, at the revision of the first: what has changed since may be in the other parts, or not."""
-        connections: dict[Token, Connection | None] = {}
+        actions = self._follower.actions()
+        action = next(actions)
         with ThreadPoolExecutor(1, "table-part") as ahead:
-            first = data = self._client.call("snapshot")
-            while True:
-                self.parts += 1
-                # The sniffer encodes the next part while we decode this one.
-                following = None if data["next"] is None else ahead.submit(self._client.call, "snapshot", data["next"])
-                connections.update((c.token, c) for c in map(decode_connection, data["connections"]))
-                if following is None:
-                    return TableUpdate(first["epoch"], first["revision"], connections, True, None)
-                data = following.result()
+            while not self._stopping.is_set():
+                try:
+                    answer = self._carry_out(action, ahead)
+                except Exception as error:
+                    if self._stopping.is_set():
+                        return
+                    action = actions.throw(error)
+                else:
+                    action = actions.send(answer)
+
+    def _carry_out(self, action: Action, ahead: ThreadPoolExecutor) -> Json:
+        match action:
+            case Begin(call):
+                self._begun = call, ahead.submit(self._client.call, call.method, *call.arguments)
+            case Wait(seconds):
+                self._stopping.wait(seconds)
+            case Call(method, arguments):
+                begun, self._begun = self._begun, None
+                if begun is not None and begun[0] == action:
+                    return begun[1].result()
+                if begun is not None:
+                    wait([begun[1]])  # one call at a time: what it answers is of a table that is given up
+                return self._client.call(method, *arguments)
+        return None
 
 
 def _decode_changes(data: Json) -> TableUpdate:

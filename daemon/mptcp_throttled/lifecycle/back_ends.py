@@ -9,9 +9,11 @@ from typing import Final, NamedTuple
 
 from mptcp_throttle.config.schema import Config, DaemonSection
 from mptcp_throttle.features import FeatureName
+from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import BackEnd, ClassifierKind
 from mptcp_throttle.ports import NO_PORTS
+from mptcp_throttled.kernel.allowances import Allowances
 from mptcp_throttled.kernel.classes.choice import ClassifierChoice, choose_classifier
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
 from mptcp_throttled.kernel.clsact_filters import ClsactFilters, FilterSet
@@ -43,14 +45,19 @@ class _BackEnd(NamedTuple):
 
 
 def kernel_of(
-    config: Config, keep: Callable[[int | None], None], control_group: ControlGroup
+    config: Config,
+    keep: Callable[[int | None], None],
+    control_group: ControlGroup,
+    allowances: Allowances | None = None,
 ) -> tuple[LinuxKernel, Steering | NoSteering, dict[str, Feature]]:
     """The kernel layer for the service, steering, and all features by name.
 
-    `keep` is given the descriptor of the kernel program's link. No connection in the `control_group` is capped.
+    `keep` is given the descriptor of the kernel program's link. No connection in the `control_group` is capped. The
+    programs count for the `allowances`.
     """
-    steering = _steering(config, control_group)
-    sockets = _paced_sockets(config, keep, lambda: steering.shared_maps, control_group)
+    maps = None if allowances is None else allowances.maps
+    steering = _steering(config, control_group, maps)
+    sockets = _paced_sockets(config, keep, lambda: steering.shared_maps, control_group, maps)
     features: dict[str, Feature] = {
         # First: it must know the marks of an earlier instance before those change that tell them from a client's.
         FeatureName.STEERING: steering,
@@ -59,6 +66,17 @@ def kernel_of(
     }
     local = sockets if config.sniffer.kernel_view else None
     return LinuxKernel(*_BACK_ENDS[config.daemon.backend].serving(config, local), sockets), steering, features
+
+
+def allowances_of(config: Config) -> Allowances | None:
+    """What kernel programs count budgets in; None if there are no such programs, or the kernel refuses."""
+    if not config.daemon.pacing:
+        return None
+    try:
+        return Allowances(config.proxies)
+    except KernelError as error:
+        _log.warning("budgets are not counted in the kernel: %s", error)
+        return None
 
 
 def kernel_to_clean(config: Config) -> LinuxKernel:
@@ -138,14 +156,24 @@ def _paced_sockets(
     keep: Callable[[int | None], None] = lambda _: None,
     steering_maps: Callable[[], Mapping[str, BpfMap] | None] = lambda: None,
     control_group: ControlGroup = NO_CONTROL_GROUP,
+    allowances: Mapping[str, BpfMap] | None = None,
 ) -> PacedSockets | None:
     if not config.daemon.pacing:
         return None
     cgroup = None if config.daemon.cgroup is None else Path(config.daemon.cgroup)
-    return PacedSockets(config.proxies, cgroup, keep=keep, steering_maps=steering_maps, control_group=control_group)
+    return PacedSockets(
+        config.proxies,
+        cgroup,
+        keep=keep,
+        steering_maps=steering_maps,
+        control_group=control_group,
+        allowances=allowances,
+    )
 
 
-def _steering(config: Config, control_group: ControlGroup) -> Steering | NoSteering:
+def _steering(
+    config: Config, control_group: ControlGroup, allowances: Mapping[str, BpfMap] | None
+) -> Steering | NoSteering:
     if not config.daemon.steering:
         return NoSteering("daemon.steering is false")
     if not config.daemon.pacing:
@@ -154,7 +182,7 @@ def _steering(config: Config, control_group: ControlGroup) -> Steering | NoSteer
     if not config.sniffer.kernel_view:
         return NoSteering("sniffer.kernel_view is false")
     filters = ClsactFilters(config.sockets.daemon.parent, FilterSet.STEERING)
-    return Steering(config.proxies, filters, control_group)
+    return Steering(config.proxies, filters, control_group, allowances)
 
 
 def _discard_prevention(config: Config) -> Feature:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_throttle import systemd
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.linux.adjtimex import is_clock_synchronised
 from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.policy_bundle.kept_policy import KeptPolicy
 from mptcp_throttle.rpc import RpcClient, RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled.accounting.accounts import Accounts
@@ -28,21 +30,31 @@ from mptcp_throttled.control.inbox import Inbox, Message
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig, judge
-from mptcp_throttled.control.source import TableSource, haste
+from mptcp_throttled.control.source import Follower, TableSource, haste
+from mptcp_throttled.kernel.allowances import Allowances
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
+from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
 from mptcp_throttled.kernel.steering.steering import NoSteering, Steering
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.kernel.watch import Notifications
 from mptcp_throttled.lifecycle.cleanup import release_sockets
 from mptcp_throttled.lifecycle.kept_link import KeptLink
+from mptcp_throttled.observing.charging import Charging
 from mptcp_throttled.observing.observer import Observer
 from mptcp_throttled.reporting import eventlog
 from mptcp_throttled.reporting.budget_events import budget_events
 from mptcp_throttled.reporting.step_events import paused, started
-from mptcp_throttled.vocabulary.budgets import Begun, Level
+from mptcp_throttled.vocabulary.budgets import BudgetChange
 from mptcp_throttled.vocabulary.clock import Clock, Now
-from mptcp_throttled.vocabulary.control_group import ControlGroup
+from mptcp_throttled.vocabulary.control_group import ControlGroup, EndedConnection
+from mptcp_throttled.vocabulary.events import Event
 from mptcp_throttled.vocabulary.features import Feature
+from mptcp_throttled.vocabulary.fleet import Load, SharedRates
+
+if TYPE_CHECKING:
+    from mptcp_throttled.control.policy_follower import PolicyFollower
+    from mptcp_throttled.fleet.thread import FleetThread
+    from mptcp_throttled.lifecycle.fleet_member import SharedLeases
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -57,19 +69,22 @@ _LONGEST_FIRST_TABLE_SECONDS: Final = 30.0
 class Daemon:
     """The service: `run` is the thread of the control loop; RPC, SIGHUP and the table source leave it messages.
 
-    `load` reads the configuration files again; it raises ConfigError. `kept` is the link of `kernel`.
+    `load` reads the configuration files again, and `load_policy` with networks and devices of a policy; they raise
+    ConfigError. `kept` is the link of `kernel`, whose programs count for the `allowances`.
     """
 
     def __init__(
         self,
         config: Config,
         load: Callable[[], Config],
+        load_policy: Callable[[KeptPolicy], Config],
         kernel: LinuxKernel,
         uplinks: Uplinks,
         steering: Steering | NoSteering,
         features: Mapping[str, Feature],
         kept: KeptLink,
         control_group: ControlGroup,
+        allowances: Allowances | None = None,
     ) -> None:
         self._config = config
         self._kernel = kernel
@@ -82,37 +97,75 @@ class Daemon:
         clock = Clock()
         operator = OperatorStore(config.state_directory / "overrides.json", config.networks, clock, config.proxies)
         self._running = RunningConfig(config, clock.time())
-        self._source = TableSource(config.sockets.sniffer, self._inbox.wake)
+        self._follower = Follower(self._inbox.wake, clock)
+        self._source = TableSource(config.sockets.sniffer, self._follower)
         boot = boot_identifier(config.sockets.daemon.parent)
         self._history = History(config.state_directory / "history.sqlite", boot)
         self._clock = clock
-        trusts_clock = is_clock_synchronised if config.daemon.wait_for_clock else lambda: True
-        ledger = Ledger(self._history.budgets(), trusts_clock)
+        synchronised = is_clock_synchronised if config.daemon.wait_for_clock else None
+        url = config.fleet.url
+        ledger = Ledger(self._history.budgets(), synchronised, is_shared=url is not None)
         ledger.use(config.networks, config.time_zone, clock.time())
         self._accounts = accounts = Accounts(self._history, ledger, clock, config.proxies, self._note_budgets)
+        self._fleet: FleetThread | None = None
+        self._leases: SharedLeases | None = None
+        if url is not None:
+            from mptcp_throttled.fleet.refusals import Refusals
+            from mptcp_throttled.lifecycle.fleet_member import SharedLeases, fleet_member
+
+            refusals = Refusals()
+            self._fleet = fleet_member(
+                config.fleet, url, accounts, self._history, refusals, self._say, self._present_load
+            )
+            file = config.state_directory / "leases.json"
+            changed = self._inbox.wake
+            self._leases = SharedLeases(
+                config.fleet, url, file, boot, self._shares_rates, self._applied_leases, changed, refusals
+            )
         self._own_ports = kernel.htb.ports | uplinks.ports | steering.ports
-        self._comparison = Comparison(control_group.share)
+        self._comparison = Comparison(control_group.share, self._history.days(), self._today)
         self._loop = Loop(
             self._running,
             operator,
-            self._source,
+            self._follower,
             kernel,
             uplinks,
             features,
             clock,
             accounts.note_closed,
             steering,
-            self._comparison.note,
+            self._note_ended,
             control_group,
             lambda: ledger.spent,
             lambda: self._observer.overflow.lacking_at(clock.monotonic()),
+            lambda: None if self._leases is None else self._leases.book.held,
         )
         counted = kernel.htb.class_bytes, steering.totals, uplinks.acknowledged
         reported = accounts, self._loop.events, self._inbox.wake
-        self._observer = Observer(config.proxy.ports, self._loop, *counted, *reported)
+        charging = Charging(allowances, accounts, self._loop, config.proxies, clock)
+        accounts.budgets_changed = charging.update
+        ports = config.proxy.ports
+        self._observer = Observer(
+            ports,
+            SocketReader(ports),
+            self._loop,
+            *counted,
+            *reported,
+            clock,
+            kernel.closed_subflows,
+            charging,
+            None if self._leases is None else self._leases.book.want,
+        )
+        if allowances is not None:
+            allowances.watch(self._note_used_up)
         self._metrics = MetricsServer()
         reports = self._loop.recent_decisions, self._loop.events
         self.api = Api(self._running, self._inbox, self._view, self._history, accounts, *reports, load)
+        self._policies: PolicyFollower | None = None
+        if config.fleet.policy.fleet is not None:
+            from mptcp_throttled.lifecycle.fleet_policy import follow_policies
+
+            self._policies = follow_policies(config, self._running, load_policy, self.api, clock)
 
     def _view(self) -> View:
         """What is known now; for any thread."""
@@ -122,9 +175,42 @@ class Daemon:
             self._accounts.networks,
             Now.of(self._clock),
             self._comparison.groups if self._config.daemon.control_group else None,
+            self._accounts.budget_problem,
+            self._comparison.by_day,
+            None if self._fleet is None else self._fleet.state,
+            None if self._leases is None else self._leases.state,
         )
 
-    def _note_budgets(self, told: Sequence[Level | Begun]) -> None:
+    def _present_load(self) -> Load:
+        snapshot, enforcement = self._loop.snapshot, self._observer.enforcement
+        sent, received = enforcement.network_rates.values(), enforcement.received_network_rates.values()
+        return Load(round(8 * sum(sent)), round(8 * sum(received)), len(snapshot.connections), len(snapshot.throttled))
+
+    def _shares_rates(self) -> bool:
+        return any(network.shared for network in self._running.config.networks)
+
+    def _applied_leases(self) -> SharedRates | None:
+        return self._loop.snapshot.facts.shared
+
+    def _today(self) -> str:
+        return datetime.fromtimestamp(self._clock.time(), self._running.config.time_zone).date().isoformat()
+
+    def _note_ended(self, ended: Iterable[EndedConnection]) -> None:
+        self._comparison.note(ended)
+        self._history.keep_days(self._comparison.own)
+
+    def _note_used_up(self) -> None:
+        """The programs go over to the next stage of a budget; for any thread."""
+        # They decide for a socket once in a round trip, and each of many carries as much as one does until then.
+        with suppress(KernelError):
+            self._kernel.decide_now()
+        self._observer.look_now()
+
+    def _say(self, event: Event) -> None:
+        """For any thread."""
+        self._loop.events.say(event)
+
+    def _note_budgets(self, told: Sequence[BudgetChange]) -> None:
         """The stages that budgets have reached may be others; for any thread."""
         self._loop.events.say(*budget_events(told, self._loop.snapshot))
         self._inbox.wake()
@@ -159,18 +245,30 @@ class Daemon:
             Notifications(config.proxy.interfaces, self._own_ports, self._kernel_changed).start()
             if config.sniffer.kernel_view:  # else no subflow ends at a socket of this host
                 self._observer.start()
+            if self._fleet is not None:
+                self._fleet.start()
+            if self._leases is not None:
+                self._leases.start()
             self._serve_metrics()
+            if self._policies is not None:
+                self._policies.start()
             systemd.notify("READY=1")
             watchdog = Watchdog()
             while not self._stopping:
                 deadline = min(loop.next_deadline, watchdog.due)
                 loop.step(self._inbox.wait(deadline - time.monotonic()))
-                self._source.spacing, self._source.patience = haste(loop.snapshot)
+                self._follower.spacing, self._follower.patience = haste(loop.snapshot)
                 watchdog.alive()
         finally:
             systemd.notify("STOPPING=1")
             errors = () if self._can_hand_over() else self._release()
             self._metrics.close()
+            if self._fleet is not None:
+                self._fleet.stop()
+            if self._leases is not None:
+                self._leases.stop()
+            if self._policies is not None:
+                self._policies.stop()
             self._observer.stop()
             self._source.stop()
             loop.events.close()
@@ -218,8 +316,8 @@ class Daemon:
         Without a sniffer, the source says so at once. The wait is bounded: a table may change faster than it is read.
         """
         requests, parts, end = [], -1, time.monotonic() + _LONGEST_FIRST_TABLE_SECONDS
-        while self._source.empty and self._source.parts > parts and time.monotonic() < end:
-            parts = self._source.parts
+        while self._follower.empty and self._follower.parts > parts and time.monotonic() < end:
+            parts = self._follower.parts
             requests += self._inbox.wait(_FIRST_TABLE_SECONDS)
         return requests
 

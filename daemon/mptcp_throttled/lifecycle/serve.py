@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from mptcp_throttle import logs, service
-from mptcp_throttle.config.load import load_config
+from mptcp_throttle.config.load import load_again, load_config, load_with_policy
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.network_namespace import require_entered
@@ -31,6 +33,8 @@ from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.lifecycle.namespace_lock import namespace_lock
 from mptcp_throttled.lifecycle.port_record import PortRecord
 
+_log = logging.getLogger("mptcp-throttled")
+
 
 def serve(path: Path) -> None:
     """Run the service with the configuration at `path`. Raises ConfigError and UserError."""
@@ -38,19 +42,22 @@ def serve(path: Path) -> None:
     config = load_config(path)
     require_entered(config.proxy.namespace)
     logs.set_level(config.log_level)
+    if config.policy_problem is not None:
+        _log.error("policy: %s", config.policy_problem)
     service.prefer_latency()
     service.return_freed_memory()
     require_capabilities()
     directory = config.sockets.daemon.parent
     with service.single_instance(directory, "mptcp-throttled", config.socket_group), namespace_lock(path):
         try:
-            config.state_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            config.state_directory.mkdir(mode=0o711, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
         record = PortRecord(directory)
         recorded = record.load()
         group = control_group(config.daemon.control_group, config.state_directory)
-        kernel, steering, features = back_ends.kernel_of(config, kept.replace, group)
+        allowances = back_ends.allowances_of(config)
+        kernel, steering, features = back_ends.kernel_of(config, kept.replace, group, allowances)
         # Steering frees subflows itself, but only those on the ports that are served.
         if isinstance(steering, NoSteering) or recorded - config.proxy.ports:
             free_steered(directory, recorded)
@@ -69,7 +76,10 @@ def serve(path: Path) -> None:
             release_old_ports(recorded, config.proxy.ports if config.daemon.pacing else NO_PORTS, kept)
             record.write(config.proxy.ports)
             uplinks = Uplinks(config.proxy.interfaces, filters)
-            daemon = Daemon(config, lambda: load_config(path), kernel, uplinks, steering, features, kept, group)
+            # Without the policy that is damaged, there is nothing better to keep.
+            load = load_again if config.policy_problem is None else load_config
+            loaders = partial(load, path), partial(load_with_policy, path)
+            daemon = Daemon(config, *loaders, kernel, uplinks, steering, features, kept, group, allowances)
             service.on_stop_signal(daemon.stop)
             service.on_hand_over_signal(daemon.hand_over)
             service.on_reload_signal(daemon.api.reload_on_signal)

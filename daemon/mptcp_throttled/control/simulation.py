@@ -1,0 +1,116 @@
+"""What an overflow would have done with a recorded trace: the rules of the service, without a kernel.
+
+The trace says what each client carried, not what it would have: while it asked for more, the capped network is taken to
+carry its present cap, else what it carried, up to the cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from mptcp_throttle.config.schema import Config
+from mptcp_throttle.errors import UserError
+from mptcp_throttle.model import AccessNetwork, Address, RateKind
+from mptcp_throttle.rpc import Json
+from mptcp_throttle.units import Rate
+from mptcp_throttled.control.trace import Row
+from mptcp_throttled.policy.lacking import MOST_UNSENT_BYTES, Lack, Sample
+from mptcp_throttled.policy.terms import rule_input, steps
+from mptcp_throttled.vocabulary.terms import UNLIMITED, Facts, Term, WallClock
+
+_LONGEST_SECONDS: Final = 5.0
+"""Between two rows of a client: after more, what happened meanwhile is not known."""
+
+
+@dataclass(slots=True)
+class _Client:
+    """`overflow_bytes` and `cap_bytes` are what the capped network carries with it, and with the cap alone."""
+
+    lack: Lack
+    term: Term
+    overflow_bytes: float = 0.0
+    cap_bytes: float = 0.0
+    changes: list[Json] = field(default_factory=list)
+
+
+def simulate(config: Config, rows: Iterable[Row]) -> Json:
+    """The terms that each client of the trace would have had, on each network with an `overflow`.
+
+    Raises UserError if no network has one, or for a bad trace.
+    """
+    networks = {network.name: network for network in config.networks}
+    with_overflow = [network for network in config.networks if network.overflow is not None]
+    if not with_overflow:
+        raise UserError("no access network has an overflow; allowed: a trace for a configuration with one")
+    clients: dict[tuple[str, Address], _Client] = {}
+    seen: dict[Address, float] = {}
+    for at, of_moment in groupby(rows, attrgetter("at")):
+        by_client: dict[Address, list[Row]] = {}
+        for row in of_moment:
+            by_client.setdefault(row.client, []).append(row)
+        for client, its_rows in by_client.items():
+            seconds = at - seen.get(client, at)
+            seen[client] = at
+            for network in with_overflow if 0 < seconds <= _LONGEST_SECONDS else ():
+                _follow(config, networks, network, clients, client, its_rows, seconds, at)
+    return {
+        "clients": [
+            {
+                "network": name,
+                "client": str(address),
+                "bytes": round(client.overflow_bytes),
+                "bytes_with_cap_alone": round(client.cap_bytes),
+                "changes": client.changes,
+            }
+            for (name, address), client in clients.items()
+        ]
+    }
+
+
+def _follow(
+    config: Config,
+    networks: Mapping[str, AccessNetwork],
+    network: AccessNetwork,
+    clients: dict[tuple[str, Address], _Client],
+    address: Address,
+    rows: Iterable[Row],
+    seconds: float,
+    at: float,
+) -> None:
+    """Take what a client carried in the `seconds` until `at`."""
+    first = network.client(address)
+    base = _cap(config, network, first, at, None)
+    if base.rate is None or network.overflow is None:
+        return
+    preferred = [row for row in rows if networks[row.network].preference < network.preference]
+    carried = sum(row.sent_bps for row in rows if row.network == network.name)
+    # What was not recorded counts as waiting.
+    waits = (MOST_UNSENT_BYTES if row.unsent_bytes is None else row.unsent_bytes for row in preferred)
+    sample = Sample(
+        network.overflow.bits_per_second,
+        base.rate.bits_per_second,
+        carried,
+        sum(row.sent_bps for row in preferred),
+        max(waits, default=0),
+    )
+    client = clients.setdefault((network.name, first), _Client(Lack(sample.overflow, at), base))
+    cap = sample.cap if client.term.rate is None else client.term.rate.bits_per_second
+    for limit, name in ((cap, "overflow_bytes"), (sample.cap, "cap_bytes")):
+        rate = limit if client.lack.asks(sample) else min(carried, limit)
+        setattr(client, name, getattr(client, name) + rate * seconds / 8)
+    client.lack.follow(sample, seconds, at)
+    term = _cap(config, network, first, at, Rate(client.lack.lacking) if client.lack.lacking else None)
+    if term.rate != client.term.rate:
+        client.changes.append({"at": at, "cap": None if term.rate is None else str(term.rate), "reason": term.reason})
+    client.term = term
+
+
+def _cap(config: Config, network: AccessNetwork, client: Address, at: float, lacking: Rate | None) -> Term:
+    """The cap of a client while its paths lack so much, at `at` in seconds since the epoch."""
+    of_clients = {} if lacking is None else {network.name: {client: lacking}}
+    facts = Facts(wall_clock=WallClock(0.0, config.time_zone), lacking=of_clients)
+    return steps(rule_input(network, client, at, facts))[-1].get(RateKind.CAP, UNLIMITED)
