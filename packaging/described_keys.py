@@ -195,5 +195,6 @@ def _value(schema: type[Section], key: str, written: str) -> object:
     """What the schema makes of a value."""
     made: dict[str, object] = {}
     if any(field.is_required() for field in schema.model_fields.values()):
-        made = yaml.safe_load((_NETWORK if schema is NetworkFile else _SERVICES).read_text(encoding="utf-8"))
+        file = {NetworkFile: _NETWORK, DeviceFile: _DEVICE}.get(schema, _SERVICES)
+        made = yaml.safe_load(file.read_text(encoding="utf-8"))
     return getattr(schema.model_validate({**made, key: yaml.safe_load(written)}), key)

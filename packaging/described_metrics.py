@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -11,16 +12,19 @@ from prometheus_client import Metric
 from markdown_text import code, table
 from mptcp_throttle.config.load import load_config
 from mptcp_throttle.model import Budget, Counting, Every, Per, RateKind, Stage
+from mptcp_throttle.policy_bundle.bundle import PolicyVersion
+from mptcp_throttle.policy_bundle.kept_policy import KeptPolicy
 from mptcp_throttle.units import Rate
+from mptcp_throttled.accounting.budget_account import BudgetTotals
 from mptcp_throttled.accounting.control_group import ComparedGroups
 from mptcp_throttled.accounting.history import ClientSums
-from mptcp_throttled.accounting.ledger import BudgetTotals
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.fleet import FleetState, LeaseState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.terms import PresentTerms, Term
 
@@ -38,10 +42,13 @@ def metrics() -> dict[str, list[str]]:
 
 
 def _exposition() -> Exposition:
-    config = load_config(_CONFIG)
+    policy = KeptPolicy(Path(), PolicyVersion(1, "0", 0, "-"), "europe", 0.0)
+    config = replace(load_config(_CONFIG), policy=policy)
     rates = dict.fromkeys(RateKind, Term(Rate(8_000)))
     terms = PresentTerms({network.name: rates for network in config.networks})
-    view = View(Snapshot(networks=config.networks, terms=terms), Enforcement(), {}, Now(0.0, 0.0), ComparedGroups(0.01))
+    snapshot, fleet = Snapshot(networks=config.networks, terms=terms), FleetState("", exchanged_at=0.0)
+    groups, leases = ComparedGroups(0.01), LeaseState()
+    view = View(snapshot, Enforcement(), {}, Now(0.0, 0.0), groups, fleet=fleet, leases=leases)
     sniffer = {"dropped": 0, "counters": {}, "kernel_view": {"unlisted": None}}
     running = RunningConfig(config, 0.0)
     clients = [ClientSums("10.1.0.1", 0, 0, 0)]
@@ -55,6 +62,7 @@ def _budgets() -> Iterator[BudgetTotals]:
             for every in Every:
                 budget = Budget(1, per, counting, every, 1, None, (Stage(1.0, {}),))
                 yield BudgetTotals("lte", budget, 0, (0,))
+                yield BudgetTotals("phone", replace(budget, networks=("lte",)), 0, (0,))
 
 
 def _name(family: Metric) -> str:

@@ -13,7 +13,7 @@ from loops import LoopOnModels
 
 from mptcp_throttle.cli import tables
 from mptcp_throttle.errors import UserError
-from mptcp_throttle.model import RateKind, Window
+from mptcp_throttle.model import Direction, RateKind, Window
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
 from mptcp_throttle.when import When
@@ -21,6 +21,7 @@ from mptcp_throttled.answers.explanation import explain
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.fleet import WHOLE, RateKey, SharedRates
 from mptcp_throttled.vocabulary.operator import Override
 
 ALL_DAY: Final = Window(When.parse("00:00-24:00"), {RateKind.CAP: Rate.parse("512kbit")})
@@ -104,3 +105,17 @@ def test_question_without_an_answer_is_refused(
     with pytest.raises(UserError) as caught:
         explained(running, address, network)
     assert str(caught.value) == refused
+
+
+def test_part_of_this_proxy_of_shared_rates_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = RateKey("ethernet", ip_address("10.1.0.2"), Direction.DOWNLINK)
+    shared = SharedRates(3, False, WHOLE // 100, 0, {key: WHOLE // 3})
+    of_a_fleet = LoopOnModels(tmp_path, (WIFI, replace(ETHERNET, shared=True)), shared=shared)
+    of_a_fleet.show(*CONNECTIONS)
+    lines = shown(of_a_fleet, capsys, "10.1.0.2", "ethernet")
+    assert "  of this client's shared rates, this proxy has 34.3 %" in lines
+    wifi, ethernet = explained(of_a_fleet, "10.1.0.2")["networks"]
+    assert (wifi["downlink"]["fleet_part"], ethernet["downlink"]["fleet_part"]) == (None, 0.343333)
+    # One without a lease has the floor.
+    (other,) = explained(of_a_fleet, "10.1.0.3")["networks"]
+    assert other["downlink"]["fleet_part"] == 0.01

@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 from mptcp_lab.lab_errors import LabError
+from mptcp_lab.scenario.files import chosen
+from mptcp_lab.scenario.fingerprint import fingerprints
 from mptcp_lab.scenario.kept import read_all
 from mptcp_lab.scenario.lab_cli import run
 from mptcp_lab.scenario.results import Result, Run, directory_of, write_result
 
 
-def write(out: Path, name: str, *runs: Run, kernel: str = "native", commit: str = "0a1b2c3") -> Result:
-    """Leave a result in `out`, as a run does."""
+def write(
+    out: Path, name: str, *runs: Run, kernel: str = "native", commit: str = "0a1b2c3", of: str | None = None
+) -> Result:
+    """Leave a result in `out`, as a run does; it was measured at the set-up of the experiment `of`."""
+    (experiment,) = chosen([of or name])
+    known = fingerprints(experiment.scenario)
     result = Result(
         name=name,
         file=f"{name.partition(':')[0]}.yaml",
@@ -28,6 +34,7 @@ def write(out: Path, name: str, *runs: Run, kernel: str = "native", commit: str 
         seed=7,
         runs=runs,
         directory=directory_of(out, kernel, name),
+        fingerprints={figure: known[figure] for figure in ("", *runs[0].figures)},
     )
     result.directory.mkdir(parents=True)
     write_result(result)
@@ -54,7 +61,7 @@ def test_tables_have_all_that_the_report_needs(tmp_path: Path, keep: Path) -> No
         write(tmp_path / "new", "s0/mtu:1500", complete, Run({}, 0.0, 0.0, (), 'no such thing, "really"')),
         write(tmp_path / "new", "s0/mtu:1500", complete, kernel="debian-6.12"),
         write(tmp_path / "new", "s0/plain-tcp", *[complete] * 3),
-        write(tmp_path / "new", "s1/h-lan-and-wan", Run({}, 0.0, 0.0, (), "failed")),
+        write(tmp_path / "new", "s1/h-lan-and-wan:wan", Run({}, 0.0, 0.0, (), "failed")),
     ]
     assert run("mptcp-lab") == 0
     assert sorted(path.name for path in keep.iterdir()) == ["s0.csv", "s1.csv"]
@@ -77,6 +84,14 @@ def test_new_figures_replace_older_ones_of_the_same_experiment_and_kernel(tmp_pa
         result.name: (result.commit, [*(run.figures["ethernet"] for run in result.runs)]) for result in read_all(keep)
     }
     assert kept == {"s0/mtu:1500": ("4d5e6f7", [3.0]), "s0/mtu:1000": ("0a1b2c3", [2.0] * 3)}
+
+
+def test_figures_of_another_set_up_are_dropped(tmp_path: Path, keep: Path) -> None:
+    runs = [Run({"ethernet": 1.0}, 3.0, 0.25, ())]
+    write(tmp_path / "new", "s0/mtu:1500", *runs, of="s0/mtu:1200")
+    write(tmp_path / "new", "s0/mtu:1000", *runs)
+    run("mptcp-lab")
+    assert [result.name for result in read_all(keep)] == ["s0/mtu:1000"]
 
 
 @pytest.mark.parametrize("commit", ["", "0a1b2c3-dirty"])

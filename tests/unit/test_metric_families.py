@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +14,14 @@ from loops import snapshot_of
 from worlds import configuration
 
 from mptcp_throttle.model import Budget, Connection, Counting, Every, Per, RateKind, Stage, Token
+from mptcp_throttle.policy_bundle.bundle import PolicyVersion
+from mptcp_throttle.policy_bundle.kept_policy import KeptPolicy
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.accounts import NetworkAccounts
+from mptcp_throttled.accounting.budget_account import BudgetTotals
 from mptcp_throttled.accounting.control_group import ComparedGroups, GroupSums
 from mptcp_throttled.accounting.history import ClientSums
-from mptcp_throttled.accounting.ledger import BudgetTotals
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition
 from mptcp_throttled.answers.view import View
@@ -27,6 +30,7 @@ from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.reporting.instruments import NAMESPACE
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.control_group import EndedConnection
+from mptcp_throttled.vocabulary.fleet import FleetState, KnownProxy, LeaseState, Load, SharedRates
 from mptcp_throttled.vocabulary.traffic import Traffic
 
 REFERENCE: Final = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text(encoding="utf-8")
@@ -58,7 +62,17 @@ BUDGET: Final = Budget(
     0.8,
     (Stage(0.75, {RateKind.CAP: Rate(512_000)}), Stage(1.0, {RateKind.CAP: Rate(256_000)})),
 )
-BUDGETS: Final = [BudgetTotals("ethernet", BUDGET, 12 * 10**9, (3, 1))]
+OF_DEVICE: Final = replace(BUDGET, stages=BUDGET.stages[:1], networks=("ethernet", "wifi"))
+BUDGETS: Final = [
+    BudgetTotals("ethernet", BUDGET, 12 * 10**9, (3, 1)),
+    BudgetTotals("phone", OF_DEVICE, 10**9, (1,)),
+    BudgetTotals("tablet", replace(OF_DEVICE, stages=BUDGET.stages), 2 * 10**9, (1, 1)),
+]
+HEARD: Final = {"proxy-1": 3.0, "proxy-2": -1.0, "proxy-3": -20.0, "proxy-4": -597.0}
+KNOWN: Final = {name: KnownProxy(heard, "1.0.0", Load()) for name, heard in HEARD.items()}
+FLEET: Final = FleetState("proxy-1", None, "does not answer", 3.0, KNOWN, 7)
+LEASES: Final = LeaseState(None, 5, SharedRates(3, False, 10**7))
+POLICY: Final = KeptPolicy(Path("/x"), PolicyVersion(7, "ab", 1, "alice"), "europe", 2.0)
 SNIFFER: Final = {"dropped": 3, "counters": {"connections_not_tracked": 4}, "kernel_view": {"unlisted": "a problem"}}
 Values = dict[tuple[str, ...], float]
 
@@ -76,8 +90,8 @@ class Metrics:
     ) -> None:
         snapshot = snapshot_of(directory, *connections, paused=paused)
         self.families = MetricFamilies(
-            RunningConfig(configuration(), 1000.0),
-            lambda: View(snapshot, Enforcement(), ACCOUNTS, Now(0.0, 0.0), GROUPS),
+            RunningConfig(replace(configuration(), policy=POLICY), 1000.0),
+            lambda: View(snapshot, Enforcement(), ACCOUNTS, Now(10.0, 0.0), GROUPS, fleet=FLEET, leases=LEASES),
             sniffer,
             lambda: BUDGETS,
             None if clients is None else lambda: clients,
@@ -115,11 +129,37 @@ def test_subflows_are_counted_by_network_and_decision(tmp_path: Path) -> None:
     assert metrics.values("connections") == {("single",): 2, ("multi",): 2}
 
 
+def test_exchange_of_totals_is_shown_with_its_age(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path)
+    names = ("fleet_ready", "fleet_age_seconds", "fleet_refused_total")
+    assert [metrics.values(name)[()] for name in names] == [0, 7, 7]
+
+
+def test_proxies_are_counted_by_when_they_were_heard_of(tmp_path: Path) -> None:
+    # As of the last exchange: that the server is away since says nothing of other proxies.
+    assert Metrics(tmp_path).values("fleet_proxies") == {("reachable",): 2, ("late",): 1, ("gone",): 1}
+
+
+def test_leases_are_counted(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path)
+    assert [metrics.values(name)[()] for name in ("leases_ready", "leases")] == [1, 5]
+
+
+def test_policy_in_use_is_shown_by_its_number(tmp_path: Path) -> None:
+    assert Metrics(tmp_path).values("policy_number") == {(): 7}
+
+
 def test_budgets_are_shown_as_a_whole(tmp_path: Path) -> None:
     metrics, labels = Metrics(tmp_path), ("ethernet", "client", "both", "month")
-    assert metrics.values("budget_bytes") == {labels: 5e9}
-    assert metrics.values("budget_used_bytes") == {labels: 12e9}
-    assert metrics.values("budget_stage_reached") == {(*labels, "1"): 3, (*labels, "2"): 1}
+    devices = ("none", "device", *labels[2:])
+    assert metrics.values("budget_bytes") == {labels: 5e9, devices: 10e9}
+    assert metrics.values("budget_used_bytes") == {labels: 12e9, devices: 3e9}
+    assert metrics.values("budget_stage_reached") == {
+        (*labels, "1"): 3,
+        (*labels, "2"): 1,
+        (*devices, "1"): 2,
+        (*devices, "2"): 1,
+    }
 
 
 def test_bytes_rtts_and_times_held_back_are_those_of_the_accounts(tmp_path: Path) -> None:
@@ -168,7 +208,7 @@ def test_sniffer_counters_are_absent_while_it_does_not_answer(tmp_path: Path) ->
 def test_series_do_not_depend_on_clients_and_identify_none(tmp_path: Path) -> None:
     few, many = Metrics(tmp_path, client(1)).series(), Metrics(tmp_path, *map(client, range(2000))).series()
     assert few == many
-    assert len(few) <= 70 + 30 * 2
+    assert len(few) <= 85 + 30 * 2
     assert not re.search(r"10\.[12]\.|40000|00000001", " ".join(" ".join(series) for series in few))
 
 

@@ -7,19 +7,25 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError, shown
 from mptcp_throttle.features import FeatureName
-from mptcp_throttle.model import Every, FourTuple
+from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
+from mptcp_throttle.rpc.wire import ClientOrder
 from mptcp_throttled.accounting.accounts import Accounts
-from mptcp_throttled.accounting.history import History, requested_accounts, resolution_for, together
+from mptcp_throttled.accounting.history import History, HourOfWaiting, resolution_for, together
+from mptcp_throttled.accounting.ledger import Choice
+from mptcp_throttled.accounting.requested_accounts import requested_accounts, requested_path
 from mptcp_throttled.answers import budgets as of_budgets
-from mptcp_throttled.answers import status
+from mptcp_throttled.answers import calendar, costs, of_client, status
 from mptcp_throttled.answers.busiest import IndexedClients, busiest, requested_order
 from mptcp_throttled.answers.client_index import ClientIndex
+from mptcp_throttled.answers.client_list import ClientList, Wanted
 from mptcp_throttled.answers.explanation import explain
+from mptcp_throttled.answers.kept import Kept
 from mptcp_throttled.answers.plan_commands.commands import as_commands
 from mptcp_throttled.answers.subflow_counts import CountedSubflows
 from mptcp_throttled.answers.view import View
@@ -44,15 +50,24 @@ from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.vocabulary.budgets import Addition
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
+from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.operator import Pause
 
 _log = logging.getLogger("mptcp-throttled")
 
 
+_HELD_SINCE_SECONDS: Final = 600.0
+# The history is written every 5 s.
+_HELD_SECONDS: Final = 10.0
+# With ten thousand clients, a day has 240 000 rows.
+_WAITING_SECONDS: Final = 60.0
+
+
 class Api:
     """The methods, for any thread. What they change, they change through `inbox`, in the thread of the control loop.
 
-    `load` reads the configuration files again and raises ConfigError.
+    `load` reads the configuration files again and raises ConfigError. `policy` says what is used of the fleet's; None:
+    there is no fleet.
     """
 
     def __init__(
@@ -74,8 +89,11 @@ class Api:
         self._recent_decisions = recent_decisions
         self._events = events
         self._clients = ClientIndex()
+        self._listed = ClientList(Kept(_HELD_SECONDS, self._held_back))
+        self._waiting = Kept(_WAITING_SECONDS, self._find_waiting)
         self._counted = CountedSubflows()
         self._load = load
+        self.policy: Callable[[], Json] = lambda: None
         self._indexing = threading.Lock()
         self._reloading = threading.Lock()
 
@@ -87,13 +105,20 @@ class Api:
             "explain": self.explain,
             "history": self.history,
             "top": self.top,
+            "client": self.client,
+            "clients": self.clients,
             "decisions": self.decisions,
             "events": self.events,
+            "overrides": self.overrides,
             "plan": self.plan,
+            "savings": self.savings,
+            "waiting": self.waiting,
+            "week": self.week,
             "budgets": self.budgets,
             "budget_add": self.budget_add,
             "budget_reset": self.budget_reset,
             "budget_set_used": self.budget_set_used,
+            "budget_take_back": self.budget_take_back,
             "set_rate": self.set_rate,
             "reset_rate": self.reset_rate,
             "pause": self.pause,
@@ -105,7 +130,8 @@ class Api:
         """Networks with their rates, what is applied in the kernel, and whether the sniffer answers."""
         interfaces = self._config.config.proxy.interfaces
         view = self._view()
-        return status.status(view, self._counted.of(view.snapshot), interfaces, self._config.status())
+        config, policy = self._config.status(), self.policy()
+        return status.status(view, self._counted.of(view.snapshot), interfaces, config, policy)
 
     def connections(self) -> Json:
         """Every connection, with the decision for each subflow, and what it sends."""
@@ -116,7 +142,7 @@ class Api:
         say so."""
         view, proxies = self._view(), self._config.config.proxies
         asked = requested_client(client, view.snapshot.networks)
-        return explain(view, asked, network, proxies, self._accounts.budget_uses())
+        return explain(view, asked, network, proxies, self._accounts.budget_uses_of)
 
     def top(self, number: int, order: str, pattern: str) -> Json:
         """Of each access network, up to `number` clients with their busiest subflows.
@@ -129,6 +155,24 @@ class Api:
             self._clients.update(view.snapshot)
             index = IndexedClients(self._clients, self._counted.of(view.snapshot))
             return busiest(view, index, number, chosen, pattern)
+
+    def clients(
+        self,
+        number: int,
+        start: int = 0,
+        order: str = ClientOrder.SENT,
+        search: str = "",
+        network: str = "",
+        rule: str = "",
+    ) -> Json:
+        """Up to `number` clients over all access networks, in an `order`, from place `start` on.
+
+        Only those with `search` in their names or addresses, with a subflow on `network`, with a downlink that `rule`
+        has decided; each empty for all.
+        """
+        wanted = Wanted.of(number, start, order, search, network, rule)
+        with self._indexing:
+            return self._listed.answer(self._view(), wanted)
 
     def decisions(self, number: int) -> Json:
         """The latest decisions that have changed something, the latest first, up to `number`, and no more than 200."""
@@ -144,42 +188,99 @@ class Api:
                 raise UserError(f"{name}: {shown(value)}: allowed: a number")
         return self._events.after(instance, after, seconds)
 
-    def history(self, name: str, seconds: float) -> Json:
+    def history(self, name: str, seconds: float, network: str | None = None) -> Json:
         """What an access network, or a client by one of its addresses or its device, has carried in the last `seconds`.
+
+        With `network`, only what the client has carried there.
 
         `{kind, name, resolution, periods}`: the resolution in seconds, and of each period its `start`, in seconds since
         the epoch, and its traffic.
         """
-        accounts = requested_accounts(name, self._view().snapshot.networks, self._config.config.proxies)
+        networks, proxies = self._view().snapshot.networks, self._config.config.proxies
+        accounts = requested_accounts(name, networks, proxies)
+        parts = accounts if network is None else requested_path(name, network, networks, proxies)
         resolution, since = resolution_for(seconds), time.time() - seconds
-        periods = together(period for each in accounts for period in self._history.read(each, resolution, since))
+        periods = together(period for each in parts for period in self._history.read(each, resolution, since))
         return status.history(accounts[0], resolution, periods)
 
     def budgets(self, name: str | None = None) -> Json:
         """What is used of the budgets of a network, or of a client, by an address or its device; null: of all."""
         owner = None if name is None else of_budgets.requested_owner(name, self._config.config)
-        return of_budgets.describe(self._accounts.budget_uses(), owner, self._view().snapshot)
+        uses, view = of_budgets.uses_of(self._accounts, owner), self._view()
+        return of_budgets.describe(uses, view.snapshot, self._accounts.budget_problem, view.proxy)
 
-    def budget_add(self, name: str, amount: str, until: str | None = None, every: str | None = None) -> Json:
+    def budget_add(
+        self, name: str, amount: str, until: str | None = None, every: str | None = None, direction: str | None = None
+    ) -> Json:
         """Add to the budget of a network or client; what is not used `until` then is lost. Answers as `budgets`."""
-        owner, chosen, volume = *self._owner(name, every), of_budgets.requested_volume(amount)
+        owner, choice, volume = *self._chosen(name, every, direction), of_budgets.requested_volume(amount)
         end = of_budgets.requested_until(until, self._config.config.time_zone, time.time())
-        of_budgets.add(self._accounts, owner, chosen, Addition(volume, volume, end))
+        of_budgets.add(self._accounts, owner, choice, Addition(volume, volume, end))
         return self.budgets(name)
 
-    def budget_reset(self, name: str, every: str | None = None) -> Json:
+    def budget_reset(self, name: str, every: str | None = None, direction: str | None = None) -> Json:
         """Begin the budgets of a network with its clients, or of a client, again. Answers as `budgets`."""
-        of_budgets.reset(self._accounts, *self._owner(name, every))
+        of_budgets.reset(self._accounts, *self._chosen(name, every, direction))
         return self.budgets(name)
 
-    def budget_set_used(self, name: str, amount: str, every: str | None = None) -> Json:
+    def budget_set_used(self, name: str, amount: str, every: str | None = None, direction: str | None = None) -> Json:
         """Set what is used of the budget of a network or client. Answers as `budgets`."""
         volume = of_budgets.requested_volume(amount, or_nothing=True)
-        of_budgets.set_used(self._accounts, *self._owner(name, every), volume)
+        of_budgets.set_used(self._accounts, *self._chosen(name, every, direction), volume)
         return self.budgets(name)
 
-    def _owner(self, name: str, every: str | None) -> tuple[of_budgets.Owner, Every | None]:
-        return of_budgets.requested_owner(name, self._config.config), of_budgets.requested_every(every)
+    def budget_take_back(
+        self, name: str, amount: str, until: str | None = None, every: str | None = None, direction: str | None = None
+    ) -> Json:
+        """Take back what `budget_add` has added: what was used of it is used of the budget. Answers as `budgets`."""
+        owner, choice, volume = *self._chosen(name, every, direction), of_budgets.requested_volume(amount)
+        end = of_budgets.requested_until(until, self._config.config.time_zone, time.time())
+        of_budgets.take_back(self._accounts, owner, choice, volume, end)
+        return self.budgets(name)
+
+    def _held_back(self) -> dict[str, int]:
+        return self._history.held_back_by_client(time.time() - _HELD_SINCE_SECONDS)
+
+    def _chosen(self, name: str, every: str | None, direction: str | None) -> tuple[of_budgets.Owner, Choice]:
+        owner = of_budgets.requested_owner(name, self._config.config)
+        return owner, of_budgets.requested_choice(every, direction)
+
+    def savings(self) -> Json:
+        """What caps have saved today and this month, by the control group."""
+        return costs.savings(self._view(), self._config.config.time_zone)
+
+    def waiting(self) -> Json:
+        """How long data of clients waited for capped subflows that were held back, in each hour of the last day.
+
+        Those that waited longest in the last hour are named, with what caps them now.
+        """
+        view = self._view()
+        answer = costs.waiting(*self._waiting(), time.time(), view.snapshot.networks)
+        with self._indexing:
+            for client in answer["clients"]:
+                client |= self._listed.cap_of(client["device"] or client["client"], view)
+        return answer
+
+    def _find_waiting(self) -> tuple[list[HourOfWaiting], dict[str, int]]:
+        now = time.time()
+        return self._history.waiting_by_hour(now - costs.WAITING_SECONDS), self._history.held_back_by_client(now - 3600)
+
+    def week(self, at: float | None = None) -> Json:
+        """What schedules say in the week with the time `at`, in seconds since the epoch; null: in this week."""
+        config, now = self._config.config, time.time()
+        return calendar.week(config.networks, calendar.requested_time(at, now, config.time_zone), now, config.time_zone)
+
+    def client(self, name: str) -> Json:
+        """A client by one of its addresses, or its device: what it has on all access networks, and what has changed."""
+        view, proxies = self._view(), self._config.config.proxies
+        asked = requested_client(name, view.snapshot.networks)
+        with self._indexing:
+            self._listed.clients.update(view.snapshot)
+            known = of_client.find(self._listed.clients, asked, Locators(view.snapshot.networks, proxies))
+            row = None if known is None else self._listed.describe(known, view)
+        explained = explain(view, asked, None, proxies, self._accounts.budget_uses_of)
+        reports = self._recent_decisions, self._events.after(None, 0, 0.0)["events"]
+        return of_client.describe(view, name, known, row, explained, *reports)
 
     def plan(self) -> Json:
         """The operations that lead from untouched interfaces to the plan, as commands, and whether it is applied."""
@@ -223,6 +324,16 @@ class Api:
         """Return to the configured rates of a network, or of a client to its network's; answers as `set_rate`."""
         self._change(ResetRates(network, requested_address(client, network, self._view().snapshot.networks)))
         return self._network(network)
+
+    def overrides(self, network: str, client: str | None = None) -> Json:
+        """The rates that are set by hand for a network, or for a client there, as parameters of `set_rate`."""
+        snapshot = self._view().snapshot
+        address = requested_address(client, network, snapshot.networks)
+        known = next((each for each in snapshot.networks if each.name == network), None)
+        if known is None:
+            allowed = ", ".join(each.name for each in snapshot.networks)
+            raise UserError(f"{shown(network)}: no such access network; allowed: {allowed}")
+        return {"overrides": status.overrides(snapshot.operator, known, address, time.monotonic())}
 
     def pause(self, seconds: float | None) -> Json:
         """Free all subflows; `seconds` null is until resumed. Answers `{pause}` as in `status`, once applied."""

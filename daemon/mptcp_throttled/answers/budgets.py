@@ -10,12 +10,15 @@ from typing import Final, NamedTuple
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.errors import UserError, shown
-from mptcp_throttle.model import Every
+from mptcp_throttle.model import Counting, Every, Per, RateKind
 from mptcp_throttle.rpc import Json
-from mptcp_throttle.units import VOLUME_SYNTAX, format_volume, parse_volume
+from mptcp_throttle.units import VOLUME_SYNTAX, Rate, format_volume, parse_volume
 from mptcp_throttled.accounting.accounts import Accounts
-from mptcp_throttled.accounting.ledger import BudgetUse, Ledger
-from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, Begun, Level, Subject
+from mptcp_throttled.accounting.budget_account import BudgetUse
+from mptcp_throttled.accounting.forecast import forecast
+from mptcp_throttled.accounting.ledger import Choice, Ledger
+from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, BudgetChange, Subject
+from mptcp_throttled.vocabulary.fleet import Elsewhere
 from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
@@ -29,10 +32,14 @@ _MAX_UNTIL_SECONDS: Final = 3650 * 86400.0
 
 
 class Owner(NamedTuple):
-    """Whose budgets are meant: by network, the client there, None: the network's own and those of all its clients."""
+    """Whose budgets are meant: by network, the client there, None: the network's own and those of all its clients.
+
+    `is_device`: a device by its name, whose own budgets are meant first.
+    """
 
     name: str
     subjects: Mapping[str, Subject]
+    is_device: bool = False
 
     @property
     def is_network(self) -> bool:
@@ -46,9 +53,9 @@ def requested_owner(name: Json, config: Config) -> Owner:
         return Owner(name, {name: None})
     if not isinstance(name, str):
         name = ""
-    devices = {n.name: n.devices.by_name[name].first for n in config.networks if name in n.devices.by_name}
+    devices = _firsts(name, config)
     if devices:
-        return Owner(name, devices)
+        return Owner(name, devices, is_device=True)
     allowed = f"{', '.join(network.name for network in config.networks)}, a device, or an address"
     try:
         address = parse_address(name)
@@ -57,7 +64,7 @@ def requested_owner(name: Json, config: Config) -> Owner:
     located = [locate for locate in Locators(config.networks, config.proxies).each if locate(address) is not None]
     device = next((each for locate in located if (each := locate.device(address)) is not None), None)
     if device is not None:
-        return requested_owner(device, config)
+        return Owner(name, _firsts(device, config))
     firsts: dict[str, Subject] = {
         network.name: locate.client(address) for locate in located if (network := locate(address)) is not None
     }
@@ -67,11 +74,18 @@ def requested_owner(name: Json, config: Config) -> Owner:
     return Owner(name, firsts)
 
 
-def requested_every(every: Json) -> Every | None:
-    """The periods of the budgets that are meant; None: of any length. Raises UserError with what is allowed."""
-    if every is None or every in list(Every):
-        return None if every is None else Every(every)
-    raise UserError(f"every: {shown(every)}: allowed: {', '.join(Every)}, or null")
+def _firsts(device: str, config: Config) -> dict[str, Subject]:
+    """The first address of a device in each network; none if there is no such device."""
+    return {n.name: n.devices.by_name[device].first for n in config.networks if device in n.devices.by_name}
+
+
+def requested_choice(every: Json, direction: Json) -> Choice:
+    """The budgets that are meant, by period and direction; null: any. Raises UserError with what is allowed."""
+    if every is not None and every not in list(Every):
+        raise UserError(f"every: {shown(every)}: allowed: {', '.join(Every)}, or null")
+    if direction is not None and direction not in list(Counting):
+        raise UserError(f"direction: {shown(direction)}: allowed: {', '.join(Counting)}, or null")
+    return Choice(None if every is None else Every(every), None if direction is None else Counting(direction))
 
 
 def requested_volume(amount: Json, *, or_nothing: bool = False) -> int:
@@ -100,12 +114,11 @@ def requested_until(until: Json, zone: tzinfo | None, now: float) -> float | Non
     return at
 
 
-def add(accounts: Accounts, owner: Owner, every: Every | None, addition: Addition) -> None:
+def add(accounts: Accounts, owner: Owner, choice: Choice, addition: Addition) -> None:
     """Add to the one budget that is meant. Raises UserError if it is none or several, or cannot be written."""
 
-    def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
-        key = _only(ledger, owner, every)
-        subject = owner.subjects[key.network]
+    def change(ledger: Ledger, at: float) -> Sequence[BudgetChange]:
+        key, subject = _only(ledger, owner, choice)
         present = ledger.additions_of(key, subject, at)
         if len(present) >= _MAX_ADDITIONS:
             raise UserError(f"{owner.name}: has {len(present)} additions that are not used; allowed: {_MAX_ADDITIONS}")
@@ -114,99 +127,189 @@ def add(accounts: Accounts, owner: Owner, every: Every | None, addition: Additio
     _change(accounts, change, f"{owner.name}: {format_volume(addition.amount)} added")
 
 
-def set_used(accounts: Accounts, owner: Owner, every: Every | None, used: int) -> None:
-    """Set what is used of the one budget that is meant. Raises UserError as `add` does."""
+def take_back(accounts: Accounts, owner: Owner, choice: Choice, amount: int, until: float | None) -> None:
+    """Take back what was added to the one budget that is meant. Raises UserError if it is none or several, if no such
+    amount was added, or if that cannot be written."""
 
-    def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
-        key = _only(ledger, owner, every)
-        return ledger.set_used(key, owner.subjects[key.network], used, at)
+    def change(ledger: Ledger, at: float) -> Sequence[BudgetChange]:
+        key, subject = _only(ledger, owner, choice)
+        present = ledger.additions_of(key, subject, at)
+        taken = next((each for each in reversed(present) if (each.amount, each.until) == (amount, until)), None)
+        if taken is None:
+            volumes = ", ".join(format_volume(each.amount) for each in present) or "none: nothing was added"
+            raise UserError(f"amount: {format_volume(amount)}: was not added, or is all used; allowed: {volumes}")
+        return ledger.take_back(key, subject, taken, at)
+
+    _change(accounts, change, f"{owner.name}: {format_volume(amount)} taken back")
+
+
+def set_used(accounts: Accounts, owner: Owner, choice: Choice, used: int) -> None:
+    """Set what is used of the one budget that is meant.
+
+    Raises UserError as `add` does, or if other proxies have counted more.
+    """
+
+    def change(ledger: Ledger, at: float) -> Sequence[BudgetChange]:
+        key, subject = _only(ledger, owner, choice)
+        elsewhere = ledger.used_elsewhere(key, subject)
+        if used < elsewhere:
+            counted = format_volume(elsewhere)
+            raise UserError(
+                f"amount: {format_volume(used)}: other proxies have counted {counted}; allowed: that or more"
+            )
+        return ledger.set_used(key, subject, used - elsewhere, at)
 
     _change(accounts, change, f"{owner.name}: {format_volume(used)} used")
 
 
-def reset(accounts: Accounts, owner: Owner, every: Every | None) -> None:
-    """Begin the budgets of a network again, those of all its clients too, or those of a client.
+def reset(accounts: Accounts, owner: Owner, choice: Choice) -> None:
+    """Begin the budgets of a network again, those of all its clients too, or those of a client or device.
 
     Raises UserError if there are none, or if that cannot be written.
     """
 
-    def change(ledger: Ledger, at: float) -> Sequence[Level | Begun]:
+    def change(ledger: Ledger, at: float) -> Sequence[BudgetChange]:
         if owner.is_network:
-            begun = [each for network in owner.subjects for each in ledger.reset(network, every, at)]
+            begun = [each for network in owner.subjects for each in ledger.reset(network, choice, at)]
             if not begun:
-                raise UserError(_none(owner, every))
+                raise UserError(_none(owner, choice))
             return begun
-        keys = _matching(ledger, owner, every)
-        if not keys:
-            raise UserError(_none(owner, every))
-        return [level for key in keys for level in ledger.set_used(key, owner.subjects[key.network], 0, at)]
+        chosen = {**_of_clients(ledger, owner, choice), **_of_device(ledger, owner, choice)}
+        if not chosen:
+            raise UserError(_none(owner, choice))
+        return [level for key, subject in chosen.items() for level in ledger.set_used(key, subject, 0, at)]
 
     _change(accounts, change, f"{owner.name}: begun again")
 
 
-def describe(uses: Iterable[BudgetUse], owner: Owner | None, snapshot: Snapshot) -> Json:
-    """The answer to `budgets`: those of `owner`, None: all, those first of which most is used."""
-    chosen = [use for use in uses if owner is None or _is_owned(use, owner)]
-    chosen.sort(key=lambda use: (-use.use.used / use.budget.amount, use.network, str(use.subject)))
+def uses_of(accounts: Accounts, owner: Owner | None) -> list[BudgetUse]:
+    """The budgets of `owner`, None: all, as they are now. Those of one client also if it has used nothing."""
+    if owner is None or owner.is_network:
+        uses = accounts.budget_uses()
+        return uses if owner is None else [use for use in uses if use.owner in owner.subjects]
+    chosen = (
+        use
+        for network, client in owner.subjects.items()
+        if client is not None
+        for use in accounts.budget_uses_of(network, client)
+        if use.budget.owner != Per.NETWORK
+    )
+    # A budget of a device is in each of its networks.
+    return list({(use.owner, use.budget.key): use for use in chosen}.values())
+
+
+def describe(
+    uses: Iterable[BudgetUse], snapshot: Snapshot, problem: str | None = None, proxy: str | None = None
+) -> Json:
+    """The answer to `budgets`: those first of which most is used. `problem` keeps periods from beginning.
+
+    `proxy` is the name of this one in its fleet.
+    """
+    chosen = sorted(uses, key=lambda use: (-use.use.used / use.budget.amount, use.owner, str(use.subject)))
     return {
-        "budgets": [describe_use(use, snapshot) for use in chosen[:MAX_USES]],
+        "budgets": [describe_use(use, snapshot, proxy) for use in chosen[:MAX_USES]],
         "omitted": max(len(chosen) - MAX_USES, 0),
+        "problem": problem,
+        "time_zone": zone_name(snapshot),
     }
 
 
-def describe_use(use: BudgetUse, snapshot: Snapshot) -> Json:
-    """A budget in the answer to `budgets`; bytes, and times in seconds since the epoch."""
+def zone_name(snapshot: Snapshot) -> str | None:
+    """The time zone of periods and windows; null: that of this host."""
+    zone = snapshot.facts.wall_clock.zone
+    return None if zone is None else str(zone)
+
+
+def describe_use(use: BudgetUse, snapshot: Snapshot, proxy: str | None = None) -> Json:
+    """A budget in the answer to `budgets`; bytes, and times in seconds since the epoch. `proxy` is as in `describe`."""
     budget = use.budget
-    allowed = budget.allowed(use.spent_stages)
+    allowed, foreseen = budget.allowed(use.spent_stages), forecast(use)
+    device = use.owner if budget.networks else None
+    if use.subject is not None:
+        device = snapshot.device(use.owner, use.subject)
     return {
-        "network": use.network,
+        "network": None if budget.networks else use.owner,
+        "networks": list(budget.networks or (use.owner,)),
         "client": None if use.subject is None else str(use.subject),
-        "device": None if use.subject is None else snapshot.device(use.network, use.subject),
-        "per": budget.per,
+        "device": device,
+        "per": budget.owner,
         "direction": budget.counting,
         "every": budget.every,
+        "rolling": budget.rolling,
         "amount": budget.amount,
         "used": use.use.used,
+        "used_elsewhere": None if use.elsewhere is None else use.elsewhere.used,
+        "used_by_proxy": None if use.elsewhere is None else _by_proxy(use.use.used, use.elsewhere, proxy),
         "used_without_mptcp": use.use.without_mptcp,
         "left": use.left,
         "added": [
             {"amount": addition.amount, "left": addition.left, "until": addition.until} for addition in use.additions
         ],
         "period": {"start": use.period.start, "end": use.period.end},
+        "forecast": None if foreseen is None else foreseen._asdict(),
+        "overdue": use.is_overdue,
+        "starts": budget.starts,
+        "rollover": budget.rollover,
+        "warn_at": budget.warn_at,
+        "stages": [{"at": stage.at, "rates": _rates(stage.rates)} for stage in budget.stages],
         "stages_reached": use.spent_stages,
-        "allowed": [
-            {"direction": kind.direction, "kind": kind.word, "rate": str(rate)} for kind, rate in allowed.items()
-        ],
+        "free_window": None if use.free is None else str(use.free.when),
+        "allowed": _rates(allowed),
     }
 
 
-def _change(accounts: Accounts, change: Callable[[Ledger, float], Sequence[Level | Begun]], text: str) -> None:
+def _by_proxy(used: int, elsewhere: Elsewhere, own: str | None) -> list[Json]:
+    """The part of each proxy, the largest first; that of this one also if it is nothing."""
+    parts = {} if own is None else {own: used - elsewhere.used}
+    for name, part in elsewhere.by_proxy:
+        parts[name] = parts.get(name, 0) + part
+    shown = sorted(parts.items(), key=lambda item: (-item[1], item[0]))
+    return [{"name": name, "used": part} for name, part in shown if part or name == own]
+
+
+def _rates(rates: Mapping[RateKind, Rate]) -> list[Json]:
+    return [{"direction": kind.direction, "kind": kind.word, "rate": str(rate)} for kind, rate in rates.items()]
+
+
+def _change(accounts: Accounts, change: Callable[[Ledger, float], Sequence[BudgetChange]], text: str) -> None:
     is_written = accounts.change_budgets(change)
     _log.info("budget set by hand: %s", text)
     if not is_written:
         raise UserError("applied, but not written: a restart may forget it; see the log")
 
 
-def _is_owned(use: BudgetUse, owner: Owner) -> bool:
-    return use.network in owner.subjects and owner.subjects[use.network] in (None, use.subject)
+def _of_clients(ledger: Ledger, owner: Owner, choice: Choice) -> dict[AccountKey, Subject]:
+    """The chosen budgets of networks, and whose of each is meant."""
+    return {
+        key: subject for network, subject in owner.subjects.items() for key in ledger.matching(network, subject, choice)
+    }
 
 
-def _matching(ledger: Ledger, owner: Owner, every: Every | None) -> list[AccountKey]:
-    return [key for network, subject in owner.subjects.items() for key in ledger.matching(network, subject, every)]
+def _of_device(ledger: Ledger, owner: Owner, choice: Choice) -> dict[AccountKey, Subject]:
+    """The chosen budgets that a device has of its own."""
+    return {
+        key: None
+        for network, first in owner.subjects.items()
+        if first is not None
+        for key in ledger.of_device(network, first, choice)
+    }
 
 
-def _only(ledger: Ledger, owner: Owner, every: Every | None) -> AccountKey:
-    keys = _matching(ledger, owner, every)
-    if not keys:
-        raise UserError(_none(owner, every))
-    if len(keys) > 1:
-        texts = ", ".join(f"{key.network} ({key.budget})" for key in keys)
-        raise UserError(f"{owner.name}: has several budgets: {texts}; allowed: one, chosen by its period")
-    return keys[0]
+def _only(ledger: Ledger, owner: Owner, choice: Choice) -> tuple[AccountKey, Subject]:
+    """Of a device by its name, one of its own comes first; by an address, one of the network."""
+    kinds = [_of_device, _of_clients] if owner.is_device else [_of_clients, _of_device]
+    chosen = next((keys for kind in kinds if (keys := kind(ledger, owner, choice))), {})
+    if not chosen:
+        raise UserError(_none(owner, choice))
+    if len(chosen) > 1:
+        texts = ", ".join(f"{key.owner} ({key.budget})" for key in chosen)
+        raise UserError(f"{owner.name}: has several budgets: {texts}; allowed: one, chosen by --every and --direction")
+    return next(iter(chosen.items()))
 
 
-def _none(owner: Owner, every: Every | None) -> str:
-    kind = "" if every is None else f" for each {every}"
+def _none(owner: Owner, choice: Choice) -> str:
+    kind = "" if choice.every is None else f" for each {choice.every}"
+    kind += "" if choice.counting is None else f" with direction: {choice.counting}"
     if owner.is_network:
         return f"{owner.name}: has no budget{kind} with per: network; allowed: one that has, or the address of a client"
     return f"{owner.name}: has no budget{kind} with per: client; allowed: a network or client with one"

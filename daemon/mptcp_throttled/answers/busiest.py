@@ -19,7 +19,7 @@ from mptcp_throttle.model import Direction, FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import MAX_TOP_CLIENTS, Order
 from mptcp_throttled.answers.client_index import Client, ClientIndex
-from mptcp_throttled.answers.status import describe_rates, describe_subflow, network_statuses
+from mptcp_throttled.answers.status import describe_rates, describe_subflow, network_statuses, proxies
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.vocabulary.snapshot import Snapshot
@@ -80,6 +80,7 @@ def busiest(view: View, indexed: IndexedClients, number: int, order: Order, patt
         "paused": snapshot.operator.pause is not None,
         "sniffer_problem": snapshot.sniffer.problem,
         "errors": list(snapshot.errors),
+        "proxies": None if view.fleet is None else proxies(view.fleet, view.now),
         "networks": networks,
     }
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
 
-from mptcp_throttle.model import AccessNetwork, FourTuple, Token
+from mptcp_throttle.model import FourTuple
+from mptcp_throttled.answers.known_decisions import KnownDecisions
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.snapshot import Snapshot
-
-_NOTHING: Final[tuple[Decision, ...]] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -36,34 +34,19 @@ class ClientIndex:
     def __init__(self) -> None:
         self.by_network: defaultdict[str | None, dict[str, Client]] = defaultdict(dict)
         self.by_subflow: dict[FourTuple, Client] = {}
-        self._known: dict[Token, tuple[Decision, ...]] = {}
-        self._snapshot = Snapshot()
-        self._networks: dict[str | None, AccessNetwork] = {}
+        self._known = KnownDecisions()
 
     def update(self, snapshot: Snapshot) -> None:
         """Bring the index up to date."""
-        before, self._snapshot = self._snapshot, snapshot
-        if snapshot.networks is not before.networks:
-            # The addresses that are one client may have changed.
+        difference = self._known.take(snapshot)
+        if difference is None:
+            return
+        if difference.networks_changed:
             self.by_network.clear()
             self.by_subflow.clear()
-            self._known.clear()
-            self._networks = {network.name: network for network in snapshot.networks}
-        elif snapshot.decisions is before.decisions:
-            return
-        ended = self._known.keys() - snapshot.decisions.keys()
-        outdated = [self._known.pop(token) for token in ended]
-        changed = []
-        for token, decisions in snapshot.decisions.items():
-            known = self._known.get(token, _NOTHING)
-            if known is not decisions:
-                outdated.append(known)
-                changed.append(decisions)
-                self._known[token] = decisions
-        # Removals first: a new subflow may have the address and port that a subflow of another connection had.
-        for decisions in outdated:
+        for decisions in difference.outdated:
             self._remove(decisions)
-        for decisions in changed:
+        for decisions in difference.changed:
             self._add(decisions)
 
     def _remove(self, decisions: Iterable[Decision]) -> None:
@@ -79,12 +62,12 @@ class ClientIndex:
     def _add(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             ends = decision.subflow.ends
-            network, address = self._networks.get(decision.network), ends.client.address
+            network, address = self._known.networks.get(decision.network), ends.client.address
             name = str(address if network is None else network.client(address))
             of_network = self.by_network[decision.network]
             client = of_network.get(name)
             if client is None:
-                device = self._snapshot.device(decision.network, address)
+                device = self._known.snapshot.device(decision.network, address)
                 client = of_network[name] = Client(name, decision.network, device)
             client.decisions[ends] = decision
             self.by_subflow[ends] = client

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Self
 
 from mptcp_throttle.devices import shown_prefix
@@ -11,15 +11,19 @@ from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttle.rpc import Json
-from mptcp_throttled.accounting.ledger import BudgetUse
-from mptcp_throttled.answers.budgets import describe_use
+from mptcp_throttle.units import Rate
+from mptcp_throttled.accounting.budget_account import BudgetUse
+from mptcp_throttled.answers.budgets import describe_use, zone_name
 from mptcp_throttled.answers.status import describe_term
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.policy.terms import rule_input, steps
 from mptcp_throttled.vocabulary.decision import Decision
+from mptcp_throttled.vocabulary.fleet import WHOLE, RateKey
 from mptcp_throttled.vocabulary.locator import Locator, Locators
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.terms import UNLIMITED, Terms
+
+UsesOf = Callable[[str, Address], Iterable[BudgetUse]]
 
 
 class _Asked(NamedTuple):
@@ -53,12 +57,12 @@ def explain(
     client: Address | str,
     network: str | None,
     proxies: Proxies = ONE_PROXY,
-    uses: Collection[BudgetUse] = (),
+    uses: UsesOf = lambda _network, _client: (),
 ) -> Json:
     """What a client has on `network`; None: on each network that it uses, or has an address in.
 
-    `client` is one of its addresses, or the name of its device; `uses` are all budgets. Raises UserError if there is no
-    such network, or if the client has no address in it.
+    `client` is one of its addresses, or the name of its device; `uses` gives the budgets in which a client of a network
+    has a part. Raises UserError if there is no such network, or if the client has no address in it.
     """
     snapshot = view.snapshot
     locators = Locators(snapshot.networks, proxies)
@@ -80,6 +84,7 @@ def explain(
     return {
         "client": str(client),
         "device": asked.device,
+        "time_zone": zone_name(snapshot),
         "paused": snapshot.operator.pause is not None,
         "networks": [_of_network(view, each, asked, by_network[each.name], uses) for each in chosen],
     }
@@ -97,40 +102,57 @@ def _decisions_by_network(snapshot: Snapshot, asked: _Asked, locators: Locators)
     return by_network
 
 
-def _of_network(
-    view: View, network: AccessNetwork, asked: _Asked, decisions: Iterable[Decision], uses: Iterable[BudgetUse]
-) -> Json:
+def _of_network(view: View, network: AccessNetwork, asked: _Asked, decisions: Iterable[Decision], uses: UsesOf) -> Json:
     addresses = {network.client(decision.subflow.ends.client.address) for decision in decisions}
     own = asked.first(network)
     # Rates of its own are those of an address.
     first = own if own is not None and (own in addresses or not addresses) else min(addresses, key=int)
+    terms = view.snapshot.terms
+    if (network.name, first) not in terms.by_client:
+        # An overflow or a lease is that of all addresses of the client.
+        joined = (d.client for d in decisions if d.network == network.name and d.client is not None)
+        first = next((each for each in joined if terms.is_of_all_addresses((network.name, each))), first)
     made = steps(rule_input(network, first, view.now.monotonic, view.snapshot.facts))
     return {
         "name": network.name,
         "prefixes": [shown_prefix(prefix) for prefix in network.prefixes(first)],
-        **{direction: _of_direction(view, direction, decisions, made) for direction in Direction},
-        "budgets": [
-            describe_use(use, view.snapshot)
-            for use in uses
-            if use.network == network.name and use.subject in (None, first)
-        ],
+        **{
+            direction: {
+                "fleet_part": _fleet_part(view, network, RateKey(network.name, first, direction)),
+                **_of_direction(view, direction, decisions, made),
+            }
+            for direction in Direction
+        },
+        "budgets": [describe_use(use, view.snapshot, view.proxy) for use in uses(network.name, first)],
     }
+
+
+def _fleet_part(view: View, network: AccessNetwork, key: RateKey) -> float | None:
+    """What this proxy has of a client's rates in a direction, as a fraction of 1; None: these are not shared."""
+    shared = view.snapshot.facts.shared
+    return None if shared is None or not network.shared else round(shared.held(key) / WHOLE, 6)
 
 
 def _of_direction(view: View, direction: Direction, decisions: Iterable[Decision], made: list[Terms]) -> Json:
     snapshot = view.snapshot
-    states: Counter[tuple[str | None, str | None, str]] = Counter()
+    states: Counter[tuple[str | None, Rate | None, str]] = Counter()
     for decision in decisions:
         throttle = snapshot.throttle(direction, decision.subflow.ends)
-        kind, rate = (None, None) if throttle is None else (throttle.share.kind.word, str(throttle.rate))
+        kind, rate = (None, None) if throttle is None else (throttle.share.kind.word, throttle.rate)
         states[kind, rate, snapshot.reason(direction, decision)] += 1
     return {
         "subflows": [
-            {"number": number, "kind": kind, "rate": rate, "reason": reason}
+            {"number": number, "kind": kind, **_rate_and_burst(rate), "reason": reason}
             for (kind, rate, reason), number in states.items()
         ],
         **{kind.word: _steps(view, made, kind) for kind in (direction.cap, direction.limit)},
     }
+
+
+def _rate_and_burst(rate: Rate | None) -> Json:
+    if rate is None or not rate.burst:
+        return {"rate": None if rate is None else str(rate), "burst_bytes": None, "burst_seconds": None}
+    return {"rate": str(rate), "burst_bytes": rate.burst, "burst_seconds": round(rate.burst / rate.bytes_per_second, 3)}
 
 
 def _steps(view: View, made: Iterable[Terms], kind: RateKind) -> list[Json]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from datetime import tzinfo
 from itertools import islice
 from typing import Final
 
 from mptcp_throttle.command_line import version
 from mptcp_throttle.devices import named
-from mptcp_throttle.model import AccessNetwork, Address, Connection, Direction, RateKind, Token, format_token
+from mptcp_throttle.model import AccessNetwork, Address, Ailment, Connection, Direction, RateKind, Token, format_token
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import encode_subflow
 from mptcp_throttle.units import Rate
@@ -21,7 +22,8 @@ from mptcp_throttled.answers.view import View
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.clock import Now, encode_end
 from mptcp_throttled.vocabulary.decision import Decision
-from mptcp_throttled.vocabulary.operator import Pause
+from mptcp_throttled.vocabulary.fleet import WHOLE, FleetState, LeaseState
+from mptcp_throttled.vocabulary.operator import OperatorState, Pause, is_over
 from mptcp_throttled.vocabulary.terms import UNLIMITED, RuleName, Term, Terms
 
 _MAX_LINES: Final = 20
@@ -29,14 +31,17 @@ _MAX_LINES: Final = 20
 _ONE_PATH_SECONDS: Final = 30.0
 
 
-def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], config: Json) -> Json:
-    """The answer to `status`; `config` is the part about the configuration, `counts` are those of the snapshot."""
+def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], config: Json, policy: Json = None) -> Json:
+    """The answer to `status`; `config` and `policy` are the parts about these, `counts` are those of the snapshot."""
     snapshot, kinds = view.snapshot, counts.kinds
     return {
         "daemon": {
             "version": version(),
             "interfaces": list(interfaces),
             "config": config,
+            "policy": policy,
+            "time_zone": _time_zone(snapshot.facts.wall_clock.zone),
+            "observed_at": None if view.enforcement.latest is None else view.now.in_epoch(view.enforcement.latest.at),
             "pause": pause_status(snapshot.operator.pause, view.now),
             "classifier": snapshot.classifier,
             "qdisc": "htb" if snapshot.has_htb else "original",
@@ -57,6 +62,9 @@ def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], confi
             },
             "errors": list(snapshot.errors),
             "not_enforced": _not_enforced(view),
+            "budget_problem": view.budget_problem,
+            "fleet": None if view.fleet is None else _fleet(view.fleet, view.now),
+            "leases": None if view.leases is None else _leases(view.leases),
             "control_group": None if view.groups is None else _control_group(view.groups),
         },
         "sniffer": {
@@ -68,6 +76,11 @@ def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], confi
         },
         "networks": network_statuses(view, counts),
     }
+
+
+def _time_zone(zone: tzinfo | None) -> str | None:
+    """The name of a configured time zone; None: it is that of the host."""
+    return None if zone is None else str(zone)
 
 
 def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
@@ -85,12 +98,19 @@ def network_statuses(view: View, counts: SubflowCounts) -> list[Json]:
             "subnet_count": len(network.subnets),
             "preference": network.preference,
             "per": network.per,
+            "burst_bytes": network.burst or None,
             "client_prefix": asdict(network.client_prefix),
             "rates": describe_rates(network.rates, terms.by_network[network.name], view.now),
             "device_count": len(network.devices.clients),
             **_client_rates(network, own_terms.get(network.name, {}), view),
             "subflows": counts.live(network.name),
             "throttled_subflows": counts.throttled(network.name),
+            "healthy": network.healthy.texts,
+            "sick": [
+                {"ailment": ailment, "text": network.healthy.broken(ailment), "subflows": number}
+                for ailment in Ailment
+                if (number := counts.sick[network.name, ailment])
+            ],
             "sent_bps": round(8 * sent.get(network.name, 0.0)),
             "received_bps": round(8 * received.get(network.name, 0.0)),
             "totals": asdict(view.accounts.get(network.name, NetworkAccounts()).traffic),
@@ -117,9 +137,67 @@ def _client_rates(network: AccessNetwork, own_terms: Mapping[Address, Terms], vi
     }
 
 
+def overrides(state: OperatorState, network: AccessNetwork, client: Address | None, now: float) -> list[Json]:
+    """What is set by hand for a network, or for one of its clients, at `now` in monotonic seconds."""
+    first = None if client is None else network.client(client)
+    return [
+        {
+            "direction": override.kind.direction,
+            "kind": override.kind.word,
+            "rate": _text(override.rate),
+            "seconds": None if override.end is None else override.end - now,
+        }
+        for override in state.overrides
+        if override.network == network.name
+        and first == (None if override.client is None else network.client(override.client))
+        and not is_over(override, now)
+    ]
+
+
 def pause_status(pause: Pause | None, now: Now) -> Json:
     """`{expires_at, seconds_left}`, both null if it lasts until resumed; null if there is no pause."""
     return None if pause is None else encode_end(pause.end, now)
+
+
+def _fleet(fleet: FleetState, now: Now) -> Json:
+    """The exchange of totals with other proxies, in the answer to `status`; ages are in seconds."""
+    exchanged_at = fleet.exchanged_at
+    return {
+        "name": fleet.name,
+        "server": fleet.server,
+        "problem": fleet.problem,
+        "age": None if exchanged_at is None else round(max(now.monotonic - exchanged_at, 0.0), 3),
+        "proxies": proxies(fleet, now),
+        "refused": fleet.refused,
+        "refusal": fleet.refusal,
+    }
+
+
+def proxies(fleet: FleetState, now: Now) -> list[Json]:
+    """All proxies of the fleet by name, with what each has reported of itself."""
+    return [
+        {
+            "name": name,
+            "state": fleet.presence(proxy),
+            "age": round(max(now.monotonic - proxy.heard, 0.0), 3),
+            "version": proxy.version,
+            **proxy.load._asdict(),
+        }
+        for name, proxy in sorted(fleet.proxies.items())
+    ]
+
+
+def _leases(leases: LeaseState) -> Json:
+    """What this proxy has of shared rates, in the answer to `status`; parts are fractions of 1."""
+    rates = leases.rates
+    return {
+        "problem": leases.problem,
+        "proxies": rates.size,
+        "out_of_reach": rates.is_away,
+        "floor": round(rates.base / WHOLE, 6),
+        "part": round(rates.each / WHOLE, 6),
+        "clients": leases.leases,
+    }
 
 
 def _control_group(groups: ComparedGroups) -> Json:
@@ -205,7 +283,7 @@ def describe_subflow(decision: Decision, view: View) -> Json:
     snapshot, enforcement, ends = view.snapshot, view.enforcement, decision.subflow.ends
     throttled = snapshot.throttled.get(ends)
     latency = None if throttled is None else throttled.latency
-    downlink, uplink = (_direction_status(direction, decision, view) for direction in Direction)
+    downlink, uplink = (direction_status(direction, decision, view) for direction in Direction)
     socket = None if enforcement.latest is None else enforcement.latest.sockets.get(ends)
     return {
         **encode_subflow(decision.subflow),
@@ -250,7 +328,8 @@ def describe_term(term: Term, now: Now) -> dict[str, Json]:
     return {**_rate(term.rate), "rule": term.rule, "reason": term.reason, **encode_end(term.next_change, now)}
 
 
-def _direction_status(direction: Direction, decision: Decision, view: View) -> Json:
+def direction_status(direction: Direction, decision: Decision, view: View) -> dict[str, Json]:
+    """What a subflow has in a direction: a rate with its rule, reason and end, and why that is not enforced."""
     snapshot, ends = view.snapshot, decision.subflow.ends
     throttle = snapshot.throttle(direction, ends)
     term = None if throttle is None else snapshot.terms.term(throttle.share)

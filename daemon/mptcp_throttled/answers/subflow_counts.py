@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
-from mptcp_throttle.model import RateKind
+from mptcp_throttle.model import Ailment, RateKind
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 STATES: Final = ("free", "cap", "limit", "backup")
@@ -17,12 +17,14 @@ UPLINK_STATES: Final = ("free", *_THROTTLED_UPLINKS)
 
 @dataclass(frozen=True, slots=True)
 class SubflowCounts:
-    """Subflows by network and state, in both directions; by rate kind; and connections, `single` or `multi`."""
+    """Subflows by network and state, in both directions; by rate kind; the sick ones by network and what makes them so;
+    and connections, `single` or `multi`."""
 
     downlinks: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     uplinks: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     kinds: Counter[RateKind] = field(default_factory=Counter)
     connections: Counter[str] = field(default_factory=Counter)
+    sick: Counter[tuple[str, Ailment]] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> SubflowCounts:
@@ -43,6 +45,8 @@ class SubflowCounts:
                 else:
                     place = _CAP if applied.throttle.share.kind is RateKind.CAP else _LIMIT
                 by_state[decision.network][place] += 1
+                if subflow.ailment is not None and decision.network is not None:
+                    counts.sick[decision.network, subflow.ailment] += 1
                 if decision.uplink.share is not None and (uplink := uplinks.get(subflow.ends)) is not None:
                     state = "policed" if subflow.ends in policed else uplink.share.kind.word
                     counts.uplinks[decision.network, state] += 1

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mptcp_throttled.accounting.accounts import NetworkAccounts
-from mptcp_throttled.accounting.control_group import ComparedGroups
+from mptcp_throttled.accounting.control_group import ByDay, ComparedGroups
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.fleet import FleetState, LeaseState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 
 class View(NamedTuple):
     """The snapshot of the last step, and what was observed last; `accounts` are those of the networks, by name.
 
-    `groups` are None without a control group.
+    `groups` are None without a control group, `by_day` is what they were on each day. `budget_problem` keeps periods of
+    budgets from beginning. `fleet` and `leases` are None for a proxy alone.
     """
 
     snapshot: Snapshot
@@ -23,3 +26,12 @@ class View(NamedTuple):
     accounts: Mapping[str, NetworkAccounts]
     now: Now
     groups: ComparedGroups | None = None
+    budget_problem: str | None = None
+    by_day: ByDay = MappingProxyType({})
+    fleet: FleetState | None = None
+    leases: LeaseState | None = None
+
+    @property
+    def proxy(self) -> str | None:
+        """The name of this proxy in its fleet."""
+        return None if self.fleet is None else self.fleet.name

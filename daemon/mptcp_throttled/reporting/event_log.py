@@ -40,6 +40,7 @@ _LEVELS: Final = {
     EventKind.BUDGET_WARNING: logging.WARNING,
     EventKind.BUDGET_STAGE: logging.WARNING,
     EventKind.BUDGET_SPENT: logging.WARNING,
+    EventKind.FLEET_AWAY: logging.WARNING,
     EventKind.REFUSED: logging.ERROR,
     EventKind.ERROR_BEGAN: logging.ERROR,
 }

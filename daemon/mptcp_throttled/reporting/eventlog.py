@@ -14,6 +14,7 @@ from mptcp_throttled.vocabulary.applied import Applied, UplinkStep
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid
 from mptcp_throttled.vocabulary.events import Event, EventKind
 from mptcp_throttled.vocabulary.snapshot import KEEPS_SENDING, MAX_ERRORS, Snapshot, Throttled, Transition
+from mptcp_throttled.vocabulary.terms import RuleName
 
 _log = logging.getLogger("mptcp-throttled")
 
@@ -30,7 +31,9 @@ def log_step(
         client = _client(ends.client, after.device_of(ends))
         _log.info("policed %s direction=uplink reason=%r", client, KEEPS_SENDING, extra=of_client)
     for transition in transitions:
-        _log_transition(transition, after)
+        # An overflow or a lease may change the rates of all subflows each second; events tell of an overflow.
+        level = logging.DEBUG if _is_frequent(transition, before, after) else logging.INFO
+        _log_transition(transition, after, level)
     for feature, texts in FEATURE_TEXTS.items():
         if after.problem_of(feature) != before.problem_of(feature) and after.operator.pause is None:
             _log_problem(texts.in_place, f"{feature}: {texts.drawback}", after.problem_of(feature))
@@ -69,8 +72,19 @@ def enforcement_event(
     return Event(EventKind.ERROR_BEGAN, text, client=str(ends.client.address), reason=why)
 
 
-def _log_transition(transition: Transition, snapshot: Snapshot) -> None:
+def _is_frequent(transition: Transition, before: Snapshot, after: Snapshot) -> bool:
+    """Whether only the rate has changed, by an overflow or by what several proxies have of it."""
+    old, new = transition.before, transition.after
+    if old is None or new is None or old.share.kind is not new.share.kind:
+        return False
+    rules = {before.terms.term(old.share).rule, after.terms.term(new.share).rule}
+    return RuleName.FLEET in rules or (old.share.kind.is_cap and RuleName.OVERFLOW in rules)
+
+
+def _log_transition(transition: Transition, snapshot: Snapshot, level: int) -> None:
     direction, decision, throttle = transition.direction, transition.decision, transition.after
+    if decision is not None and not _log.isEnabledFor(level):
+        return
     if decision is None:
         if transition.before is not None and _log.isEnabledFor(logging.DEBUG):
             # No decision: the daemon does not know the subflow any more.
@@ -91,7 +105,7 @@ def _log_transition(transition: Transition, snapshot: Snapshot) -> None:
         after_ms = f" after_ms={None if transition.latency is None else round(transition.latency * 1000, 1)}"
     reason = snapshot.reason(direction, decision)
     extra = with_fields(_fields(transition, snapshot, reason), about_token)
-    _log.info("%s %s%s%s reason=%r%s", what, subflow, rate, in_class, reason, after_ms, extra=extra)
+    _log.log(level, "%s %s%s%s reason=%r%s", what, subflow, rate, in_class, reason, after_ms, extra=extra)
 
 
 def _fields(transition: Transition, snapshot: Snapshot, reason: str) -> dict[str, str] | None:

@@ -61,7 +61,7 @@ _KINDS: Final[dict[type[op.Operation], str]] = {
     op.RemoveAssignments: "assignment",
     op.ChangePaces: "pace",
 }
-_STAGES: Final = ("kernel", "sniffer", "reload", "history", "observation")
+_STAGES: Final = ("kernel", "sniffer", "reload", "policy", "history", "observation", "budgets")
 
 for _kind in (*dict.fromkeys(_KINDS.values()), "filter"):
     _KERNEL_REPAIRS.labels(_kind)
@@ -86,9 +86,11 @@ def count_step(
         _RECONCILE_DURATION.observe(duration)
     for operation in applied.repairs:
         _KERNEL_REPAIRS.labels(_KINDS[type(operation)]).inc()
-    _KERNEL_REPAIRS.labels("filter").inc(uplinks.repairs)
+    if uplinks.repairs:
+        _KERNEL_REPAIRS.labels("filter").inc(uplinks.repairs)
 
 
 def count_errors(stage: str, number: int = 1) -> None:
     """Count errors at one of the stages."""
-    _ERRORS.labels(stage).inc(number)
+    if number:
+        _ERRORS.labels(stage).inc(number)

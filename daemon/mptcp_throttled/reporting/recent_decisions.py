@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from mptcp_throttle.rpc import Json
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.snapshot import Snapshot, Transition
 
-_KEPT: Final = 200
+KEPT: Final = 2000
+"""How many decisions are kept."""
+
+_MOST: Final = 200
+
+
+class Noted(NamedTuple):
+    """A decision that was applied `at` a time, in seconds since the epoch; `rule` has decided the rate, if any."""
+
+    at: float
+    transition: Transition
+    decision: Decision
+    reason: str
+    device: str | None
+    rule: str | None
 
 
 class RecentDecisions:
-    """The latest 200. `note` is for one thread, `latest` for any."""
+    """The latest 2000. `note` is for one thread, `latest` for any."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[float, Transition, Decision, str, str | None]] = deque(maxlen=_KEPT)
+        self._kept: deque[Noted] = deque(maxlen=KEPT)
 
     def note(self, at: float, transitions: Iterable[Transition], snapshot: Snapshot) -> None:
         """What a step of the loop has changed, but for the ends of subflows: these are not decided."""
@@ -26,24 +40,38 @@ class RecentDecisions:
             if (decision := transition.decision) is not None:
                 reason = snapshot.reason(transition.direction, decision)
                 device = snapshot.device(decision.network, transition.ends.client.address)
-                self._kept.append((at, transition, decision, reason, device))
+                after = transition.after
+                rule = None if after is None else snapshot.terms.term(after.share).rule
+                self._kept.append(Noted(at, transition, decision, reason, device, rule))
 
-    def latest(self, number: int) -> list[Json]:
-        """Up to `number` of them, the latest first, as JSON.
+    def latest(self, number: int, client: Callable[[Noted], bool] = lambda _: True) -> list[Json]:
+        """Up to `number` of them, and no more than 200, the latest first, as JSON; only those of a `client`.
 
-        For one direction of a subflow; `at` is in seconds since the epoch. `kind` and `rate` are null if it is free.
+        For one direction of a subflow; `at` is in seconds since the epoch. `kind`, `rate` and `rule` are null if it is
+        free.
         """
-        return [
-            {
-                "at": at,
-                "client": str(transition.ends.client.address),
-                "client_port": transition.ends.client.port,
-                "device": device,
-                "network": decision.network,
-                "direction": transition.direction,
-                "kind": None if transition.after is None else transition.after.share.kind.word,
-                "rate": None if transition.after is None else str(transition.after.rate),
-                "reason": reason,
-            }
-            for at, transition, decision, reason, device in islice(reversed(self._kept.copy()), max(number, 0))
-        ]
+        matching = (noted for noted in reversed(self._kept.copy()) if client(noted))
+        return [_encode(noted) for noted in islice(matching, min(max(number, 0), _MOST))]
+
+    @property
+    def since(self) -> float | None:
+        """When the oldest that is kept was applied, in seconds since the epoch; None: none was displaced."""
+        kept = self._kept.copy()
+        return kept[0].at if len(kept) == KEPT else None
+
+
+def _encode(noted: Noted) -> Json:
+    transition, after = noted.transition, noted.transition.after
+    return {
+        "at": noted.at,
+        "client": str(transition.ends.client.address),
+        "client_port": transition.ends.client.port,
+        "device": noted.device,
+        "network": noted.decision.network,
+        "direction": transition.direction,
+        "kind": None if after is None else after.share.kind.word,
+        "rate": None if after is None else str(after.rate),
+        "rate_bps": None if after is None else after.rate.bits_per_second,
+        "rule": noted.rule,
+        "reason": noted.reason,
+    }

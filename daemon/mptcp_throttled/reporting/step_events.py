@@ -10,6 +10,7 @@ from mptcp_throttle.errors import listed
 from mptcp_throttle.model import AccessNetwork, Window
 from mptcp_throttle.schedule import next_change, window_at
 from mptcp_throttled.reporting.frequent_events import CapEvents, ErrorEvents
+from mptcp_throttled.reporting.overflow_events import OverflowEvents
 from mptcp_throttled.vocabulary.events import Event, EventKind, until_text
 from mptcp_throttled.vocabulary.operator import OperatorState, Override, Pause, is_over
 from mptcp_throttled.vocabulary.snapshot import Snapshot, Transition
@@ -23,19 +24,21 @@ class StepEvents:
         self._windows = WindowEvents()
         self._caps = CapEvents()
         self._errors = ErrorEvents()
+        self._overflow = OverflowEvents()
         self._is_first = True
 
     @property
     def next_deadline(self) -> float:
         """When a step is due although nothing else happens."""
-        return min(self._windows.next_deadline, self._caps.next_deadline, self._errors.next_deadline)
+        parts = self._windows, self._caps, self._errors, self._overflow
+        return min(part.next_deadline for part in parts)
 
     def unlogged(self, before: Snapshot, after: Snapshot, now: float) -> list[Event]:
-        """What has changed by a schedule or by hand, of which the log has no line yet."""
+        """What has changed by a schedule, an overflow or by hand, of which the log has no line yet."""
         is_first, self._is_first = self._is_first, False
-        windows = self._windows.step(after, now)
+        windows, overflow = self._windows.step(after, now), self._overflow.step(before, after, now)
         # At first everything is new, although nothing has changed.
-        return [] if is_first else [*windows, *set_by_hand(before, after, now)]
+        return [] if is_first else [*windows, *overflow, *set_by_hand(before, after, now)]
 
     def logged(self, before: Snapshot, after: Snapshot, transitions: Iterable[Transition], now: float) -> list[Event]:
         """What has expired, and what has changed of caps and errors: of these the log has lines of its own."""

@@ -6,9 +6,11 @@ except those of clients, which `metrics.clients` turns on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from itertools import zip_longest
+from typing import Final, NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,14 +20,15 @@ from mptcp_throttle.command_line import version
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
+from mptcp_throttled.accounting.budget_account import BudgetTotals
 from mptcp_throttled.accounting.control_group import ComparedGroups
 from mptcp_throttled.accounting.history import ClientSums
-from mptcp_throttled.accounting.ledger import BudgetTotals
 from mptcp_throttled.answers.subflow_counts import STATES, UPLINK_STATES, CountedSubflows, SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.reporting.instruments import NAMESPACE
 from mptcp_throttled.vocabulary.features import FeatureState
+from mptcp_throttled.vocabulary.fleet import FleetState, LeaseState, Presence
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.traffic import Traffic
 
@@ -62,9 +65,13 @@ class MetricFamilies(Collector):
         yield from _subflow_families(view, self._counted.of(snapshot))
         yield from _rate_families(snapshot)
         yield from _traffic_families([network.name for network in snapshot.networks], view.accounts)
-        yield from _budget_families(list(self._budgets()))
+        yield from _budget_families(self._budgets())
         if view.groups is not None:
             yield from _control_group_families(view.groups)
+        if view.fleet is not None:
+            yield from _fleet_families(view.fleet, view.now.monotonic)
+        if view.leases is not None:
+            yield from _lease_families(view.leases)
         with suppress(RpcError):  # `ready` says whether it answers
             yield from _sniffer_families(self._sniffer_status())
         if self._top_clients is not None:
@@ -85,9 +92,13 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
     yield _value("config_last_reload_successful", "Whether the last reload was accepted.", not status["problems"])
     yield _value(
         "config_last_reload_success_timestamp_seconds",
-        "When the configuration in force was loaded, in seconds since the epoch.",
+        "When the present configuration was loaded, in seconds since the epoch.",
         status["loaded_at"],
     )
+    policy = config.config.policy
+    if policy is not None:
+        text = "Number of the policy of the fleet in use; absent while local files are."
+        yield _value("policy_number", text, policy.version.number)
     yield _gauge(
         "feature_ready",
         "Whether a kernel feature is in place.",
@@ -166,7 +177,7 @@ def _traffic_families(names: Sequence[str], accounts: Mapping[str, NetworkAccoun
     yield _counter("retransmitted_bytes", "Payload bytes sent again to clients.", ("network",), repeated)
     rtt = HistogramMetricFamily(
         f"{NAMESPACE}_rtt_seconds",
-        "Smoothed RTTs: one sample per observation (1 to 5 s) of each subflow that carries something.",
+        "Smoothed RTTs: one sample per observation (every 0.05 to 5 s) of each subflow that carries something.",
         labels=("network",),
     )
     for name, sums in traffic.items():
@@ -180,29 +191,47 @@ def _traffic_families(names: Sequence[str], accounts: Mapping[str, NetworkAccoun
     yield rtt
 
 
-def _budget_families(budgets: Sequence[BudgetTotals]) -> Iterator[Metric]:
-    labelled = {(each.network, each.budget.per, each.budget.counting, each.budget.every): each for each in budgets}
+class _BudgetSums(NamedTuple):
+    """Budgets with the same labels together: that of a network or its clients, or those of all devices."""
+
+    amount: int = 0
+    used: int = 0
+    reached: tuple[int, ...] = ()
+
+    def plus(self, budget: BudgetTotals) -> _BudgetSums:
+        """The sums with this budget."""
+        reached = zip_longest(self.reached, budget.reached, fillvalue=0)
+        return _BudgetSums(self.amount + budget.budget.amount, self.used + budget.used, tuple(map(sum, reached)))
+
+
+def _budget_families(budgets: Iterable[BudgetTotals]) -> Iterator[Metric]:
+    labelled: dict[tuple[str, ...], _BudgetSums] = {}
+    for each in budgets:
+        budget = each.budget
+        key = (_NO_NETWORK if budget.networks else each.owner, budget.owner, budget.counting, budget.every)
+        labelled[key] = labelled.get(key, _BudgetSums()).plus(each)
     labels = ("network", "per", "direction", "every")
     yield _gauge(
         "budget_bytes",
-        "How many IP bytes a budget has for a period; per client: each of them.",
+        "How many IP bytes a budget has for a period; per client: each of them; per device: all of them together, "
+        f"in all their networks, and the label network is `{_NO_NETWORK}`.",
         labels,
-        [(key, each.budget.amount) for key, each in labelled.items()],
+        [(key, sums.amount) for key, sums in labelled.items()],
     )
     yield _gauge(
         "budget_used_bytes",
-        "How many of them are used in the present period; per client: by all clients together.",
+        "How many of them are used in the present period; per client or device: by all of them together.",
         labels,
-        [(key, each.used) for key, each in labelled.items()],
+        [(key, sums.used) for key, sums in labelled.items()],
     )
     yield _gauge(
         "budget_stage_reached",
-        "How many clients, or 1 for a network, have reached a stage of a budget; 1 is the first stage.",
+        "How many clients or devices, or 1 for a network, have reached a stage of a budget; 1 is the first stage.",
         (*labels, "stage_number"),
         [
             ((*key, str(number)), count)
-            for key, each in labelled.items()
-            for number, count in enumerate(each.reached, start=1)
+            for key, sums in labelled.items()
+            for number, count in enumerate(sums.reached, start=1)
         ],
     )
 
@@ -244,6 +273,25 @@ def _control_group_families(groups: ComparedGroups) -> Iterator[Metric]:
         ("group", "with_cap"),
         [*with_cap, *without],
     )
+
+
+def _fleet_families(fleet: FleetState, now: float) -> Iterator[Metric]:
+    yield _value("fleet_ready", "Whether totals are shared with other proxies; only with fleet.url.", not fleet.problem)
+    if fleet.exchanged_at is not None:
+        text = "Seconds since totals were last shared with other proxies; absent before the first time."
+        yield _value("fleet_age_seconds", text, max(now - fleet.exchanged_at, 0.0))
+    present = Counter(fleet.presence(proxy) for proxy in fleet.proxies.values())
+    text = "Proxies of the fleet, this one included; late: silent for 10 s, gone: for 10 min."
+    yield _gauge("fleet_proxies", text, ("state",), [((state,), present[state]) for state in Presence])
+    yield _counter(
+        "fleet_refused", "Values at the server of the fleet that were not believed.", (), [((), fleet.refused)]
+    )
+
+
+def _lease_families(leases: LeaseState) -> Iterator[Metric]:
+    text = "Whether shared rates are leased, as other proxies are in reach; only with fleet.url."
+    yield _value("leases_ready", text, not leases.rates.is_away)
+    yield _value("leases", "Clients with a lease of a shared rate, in each direction.", leases.leases)
 
 
 def _sniffer_families(status: Json) -> Iterator[Metric]:
