@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from mptcp_throttle.model import Every
+from mptcp_throttle.model import Counting, Every
 from mptcp_throttle.units import VOLUME_SYNTAX
 
 HELP: Final = "change what is used of a budget, or add to it"
@@ -14,9 +14,9 @@ OWNER: Final = "NETWORK|CLIENT"
 OWNER_HELP: Final = "an access network, or a client: one of its addresses, or its device"
 
 PARAMETERS: Final = {
-    "add": ("name", "amount", "until", "every"),
-    "reset": ("name", "every"),
-    "set-used": ("name", "amount", "every"),
+    "add": ("name", "amount", "until", "every", "direction"),
+    "reset": ("name", "every", "direction"),
+    "set-used": ("name", "amount", "every", "direction"),
 }
 """Of each command, what the daemon is asked with."""
 
@@ -43,3 +43,4 @@ def add_to(budget: argparse.ArgumentParser) -> None:
         # It may stand before the command, too: a default would undo it there.
         command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=JSON_HELP)
         command.add_argument("--every", choices=list(map(str, Every)), help="only the budget with such periods")
+        command.add_argument("--direction", choices=list(map(str, Counting)), help="only the budget that counts so")

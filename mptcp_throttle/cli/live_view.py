@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from mptcp_throttle.cli.fleet_tables import REACHABLE, STYLES, heard_of
 from mptcp_throttle.cli.tables import shown_reason
 from mptcp_throttle.devices import named
 from mptcp_throttle.rpc import Json
@@ -20,6 +21,8 @@ HELP: Final = "q quit  p pause  s sort  / filter  + - clients"
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SAMPLES: Final = 20
 _WIDE: Final = 110
+_PROXIES_SHOWN: Final = 5
+_OF_PROXY: Final = "of a proxy"  # no name of a network
 _STYLES: Final = {"cap": "yellow", "limit": "magenta", "backup": "dim", "free": ""}
 _ENTER: Final = ("\r", "\n")
 _ERASE: Final = ("\x7f", "\b")
@@ -76,7 +79,7 @@ class View:
 
 @dataclass(slots=True)
 class Recent:
-    """The latest rates of access networks and clients, for sparklines; those that are not shown are forgotten."""
+    """The latest rates of proxies, access networks and clients, for sparklines; those not shown are forgotten."""
 
     rates: defaultdict[tuple[str, str], deque[float]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=_SAMPLES))
@@ -85,6 +88,10 @@ class Recent:
     def add(self, data: Json) -> None:
         """One more answer."""
         present = set()
+        for proxy in data.get("proxies") or ():
+            key = (_OF_PROXY, str(proxy["name"]))
+            present.add(key)
+            self.rates[key].append(proxy["sent_bps"])
         for network in data["networks"]:
             for name, item in (("", network), *((client["client"], client) for client in network["clients"])):
                 key = (str(network["name"]), name)
@@ -136,7 +143,28 @@ def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
+def _proxy_rows(proxies: Json, recent: Recent, *, ascii_only: bool) -> Iterator[tuple[Sequence[Text | str], str]]:
+    """All proxies together, and each: first those that are not heard, then those that send most."""
+    heard = [proxy for proxy in proxies if proxy["state"] == REACHABLE]
+    silent = [proxy for proxy in proxies if proxy["state"] != REACHABLE]
+    sums = {key: sum(proxy[key] for proxy in heard) for key in ("sent_bps", "received_bps", "connections")}
+    cells = (_mbps(sums["sent_bps"]), _mbps(sums["received_bps"]))
+    yield (f"{len(heard)} of {len(proxies)} proxies", *cells, *[""] * 4, f"{sums['connections']} connections"), "bold"
+    busiest = sorted(heard, key=lambda proxy: -int(proxy["sent_bps"]))
+    for proxy in [*silent, *busiest][:_PROXIES_SHOWN]:
+        bars = sparkline(recent.rates[_OF_PROXY, str(proxy["name"])], ascii_only=ascii_only)
+        cells, state = ("-", "-"), f"{proxy['state']}: heard of {heard_of(proxy)}"
+        if proxy["state"] == REACHABLE:
+            cells = _mbps(proxy["sent_bps"]), _mbps(proxy["received_bps"])
+            state = f"{proxy['connections']} connections, {proxy['throttled']} subflows throttled"
+        yield (Text(f"  {proxy['name']}"), *cells, "", "", "", bars, Text(state)), STYLES[proxy["state"]]
+    if len(proxies) > _PROXIES_SHOWN:
+        yield (f"  {len(proxies) - _PROXIES_SHOWN} more proxies", *[""] * 7), "dim"
+
+
 def _rows(data: Json, recent: Recent, *, ascii_only: bool) -> Iterator[tuple[Sequence[Text | str], str]]:
+    if data.get("proxies"):  # missing while an earlier version runs
+        yield from _proxy_rows(data["proxies"], recent, ascii_only=ascii_only)
     for network in data["networks"]:
         name = str(network["name"]) if network["name"] is not None else "in no access network"
         bars = sparkline(recent.rates[str(network["name"]), ""], ascii_only=ascii_only)

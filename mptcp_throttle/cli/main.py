@@ -7,18 +7,30 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from mptcp_throttle import service
-from mptcp_throttle.cli import budget_arguments, events, monitoring, setup_arguments, tables
+from mptcp_throttle.cli import (
+    budget_arguments,
+    budget_tables,
+    events,
+    fleet_arguments,
+    fleet_tables,
+    monitoring,
+    setup_arguments,
+    simulation,
+    tables,
+)
 from mptcp_throttle.cli.live import show_live, show_once
 from mptcp_throttle.cli.live_view import View
 from mptcp_throttle.command_line import argument, command_line, duration
 from mptcp_throttle.config.load import find_sockets, load_config
 from mptcp_throttle.config.notes import notes_of
+from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import EX_FAILURE, ExitStatus, UserError
 from mptcp_throttle.findings import Finding
 from mptcp_throttle.follow_namespace import why_left
@@ -103,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"how far back: {DURATION_SYNTAX}; default: 1h. By second up to 10m, by minute up to 1d, else by hour",
     )
     history.add_argument("--csv", action="store_true", help="print CSV instead of a table")
-    show_budgets = _command("budgets", tables.show_budgets, "name")
+    show_budgets = _command("budgets", budget_tables.show_budgets, "name")
     budgets = add("budgets", show_budgets, "show what is used of budgets")
     owner_help = f"{budget_arguments.OWNER_HELP}; default: all"
     budgets.add_argument("name", metavar=budget_arguments.OWNER, nargs="?", help=owner_help)
@@ -118,7 +130,9 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--monitoring", action="store_true", help="print one line for Nagios, Icinga and others")
     doctor.epilog = monitoring.MONITORING_HELP
     doctor.formatter_class = argparse.RawDescriptionHelpFormatter
-    add("check-config", _check_config, "validate the configuration; needs no service and changes nothing")
+    check = add("check-config", _check_config, "validate the configuration; needs no service and changes nothing")
+    trace_help = "print what an overflow would have done with a recorded trace (docs/howto/networks.md)"
+    check.add_argument("--simulate", type=Path, metavar="FILE", help=trace_help)
     set_rate = add("set-rate", _set_rate, "override a rate of an access network, for running transfers too")
     set_rate.add_argument("network", metavar="NETWORK", help=_NETWORK_HELP)
     set_rate.add_argument("rate", type=argument(_rate), metavar="RATE", help=f"{RATE_SYNTAX}; or unlimited")
@@ -134,6 +148,7 @@ def parser() -> argparse.ArgumentParser:
     _add_duration(add("pause", pause, "free all subflows until `resume`"), "resume")
     add("resume", _command("resume", tables.show_resume), "end a pause")
     add("reload", _reload, "apply changed configuration files")
+    fleet_arguments.add_to(add("fleet", _fleet, fleet_arguments.HELP))
     setup_arguments.add_to(add("setup", _setup, setup_arguments.HELP))
     return made
 
@@ -226,7 +241,7 @@ def _budget(options: argparse.Namespace) -> None:
     command = options.budget_command
     parameters = (getattr(options, name) for name in budget_arguments.PARAMETERS[command])
     answer = _call(options, f"budget_{command.replace('-', '_')}", *parameters)
-    _print(options, answer, tables.show_budgets)
+    _print(options, answer, budget_tables.show_budgets)
 
 
 def _reload(options: argparse.Namespace) -> None:
@@ -278,7 +293,17 @@ def _doctor(options: argparse.Namespace) -> None:
         raise UserError(f"{harms} of {len(findings)} findings are problems")
 
 
+def _policy_note(config: Config) -> Iterator[str]:
+    if config.policy_problem is not None:
+        yield config.policy_problem
+    if config.policy is not None:
+        yield f"networks and devices are those of policy {config.policy} of fleet {config.policy.fleet}, no local ones"
+
+
 def _check_config(options: argparse.Namespace) -> None:
+    if options.simulate is not None:
+        _print(options, simulation.simulate(options.config, options.simulate), simulation.show_simulation)
+        return
     config = load_config(options.config)
     summary = {
         "file": str(options.config),
@@ -288,9 +313,16 @@ def _check_config(options: argparse.Namespace) -> None:
         "proxies": list(filter(None, config.proxies.by_name)),
         "networks": [network.name for network in config.networks],
         "devices": len(config.devices),
-        "notes": notes_of(config, time.time()),
+        "notes": [*_policy_note(config), *notes_of(config, time.time())],
     }
     _print(options, summary, tables.show_check)
+
+
+def _fleet(options: argparse.Namespace) -> None:
+    # ssl takes as long to import as half of everything else.
+    from mptcp_throttle.cli import fleet_commands
+
+    _print(options, fleet_commands.run(options), partial(fleet_tables.show, options.fleet_command))
 
 
 def _setup(options: argparse.Namespace) -> None:

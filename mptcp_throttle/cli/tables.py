@@ -13,7 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mptcp_throttle.cli import fleet_tables
+from mptcp_throttle.cli.budget_tables import explained_budget
 from mptcp_throttle.cli.console import output_console
+from mptcp_throttle.cli.times import local_time
 from mptcp_throttle.devices import named
 from mptcp_throttle.features import FEATURE_TEXTS
 from mptcp_throttle.findings import not_captured
@@ -33,7 +36,6 @@ _FIGURES: Final = (
 )
 """What the control group is compared by: name, key, and unit."""
 
-_ALL: Final = {"network": "all", "client": ""}
 _HOUR_SECONDS: Final = 3600
 _DAY_SECONDS: Final = 86400
 _LEVELS: Final = {"ok": "green", "note": "yellow", "unknown": "yellow", "problem": "red"}
@@ -69,13 +71,42 @@ def show_status(data: Json) -> None:
         console.print(_pause(daemon["pause"]))
     for problem in daemon["config"]["problems"]:
         console.print(f"reload refused: {problem}", style="red", markup=False)
+    if daemon.get("policy") is not None:  # missing while an earlier version runs
+        fleet_tables.show_policy(console, daemon["policy"], daemon["time_zone"])
     for line in daemon["not_enforced"]:
         console.print(f"not enforced: {line}", style="red", markup=False)
     for error in daemon["errors"]:
         console.print(f"error: {error}", style="red", markup=False)
+    budget_problem = daemon.get("budget_problem")  # missing while an earlier version runs
+    if budget_problem is not None:
+        console.print(f"budgets: {budget_problem}", style="red", markup=False)
+    fleet = daemon.get("fleet")  # as the budget problem
+    if fleet is not None:
+        console.print(_fleet(fleet), style="red" if fleet["problem"] else None, markup=False)
+        fleet_tables.show_proxies(console, fleet["proxies"])
+    leases = daemon.get("leases")  # as the budget problem
+    if leases is not None and (leases["clients"] or leases["proxies"] > 1 or leases["problem"]):
+        console.print(_leases(leases), style="red" if leases["problem"] else None, markup=False)
     if daemon["control_group"] is not None:
         _show_control_group(console, daemon["control_group"])
     _show_networks(console, data["networks"])
+
+
+def _fleet(fleet: Json) -> str:
+    """What this proxy shares with others, and how old what it knows of them is."""
+    age = "never" if fleet["age"] is None else f"{fleet['age']:.0f} s ago"
+    if fleet["problem"] is not None:
+        return f"fleet: {fleet['problem']}; the totals of others are known as of {age}"
+    refused = f"; {fleet['refused']} values refused, such as: {fleet['refusal']}" if fleet["refused"] else ""
+    names = ", ".join(proxy["name"] for proxy in fleet["proxies"])
+    return f"fleet: {fleet['name']} shares totals by {fleet['server']}, {age}, with: {names or 'none yet'}{refused}"
+
+
+def _leases(leases: Json) -> str:
+    """What this proxy has of rates that several share."""
+    held = f"{leases['clients']} clients have leases, all others {100 * (leases['floor'] + leases['part']):.3g} %"
+    text = f"shared rates: divided among {leases['proxies']} proxies; {held}"
+    return text if leases["problem"] is None else f"{text}; {leases['problem']}"
 
 
 def _show_control_group(console: Console, compared: Json) -> None:
@@ -241,16 +272,15 @@ def _rate(rate: Json) -> str:
     return f"{rate['rate'] or 'unlimited'} ({reason}; configured {rate['configured'] or '-'})"
 
 
-def _until(end: Json) -> str:
-    """Until when something lasts, in the time zone of this process; empty if it has no end."""
+def _until(end: Json, zone: str | None = None) -> str:
+    """Until when something lasts, in this time zone, None being that of this process; empty if it has no end."""
     left = end["seconds_left"]
     if left is None:
         return ""
     if left < _HOUR_SECONDS:
         return f"for {left:.0f} s"
-    return time.strftime(
-        "until %H:%M" if left < _DAY_SECONDS else "until %a %Y-%m-%d %H:%M", time.localtime(end["expires_at"])
-    )
+    form = "until %H:%M" if left < _DAY_SECONDS else "until %a %Y-%m-%d %H:%M"
+    return local_time(end["expires_at"], zone).strftime(form) + (f" ({zone})" if zone else "")
 
 
 def show_connections(data: Json) -> None:
@@ -291,7 +321,7 @@ def show_connections(data: Json) -> None:
 
 def show_explanation(data: Json) -> None:
     """The answer to `explain`."""
-    console = output_console()
+    console, zone = output_console(), data.get("time_zone")  # missing while an earlier version runs
     if data["paused"]:
         console.print("paused by the operator: nothing is throttled")
     for network in data["networks"]:
@@ -305,32 +335,35 @@ def show_explanation(data: Json) -> None:
                 continue
             console.print(f"{network['name']}, {name}: {_explained_subflows(explained['subflows'])}", markup=False)
             for kind in _KINDS:
-                console.print(f"  {kind}: {_explained_rate(explained[kind])}", markup=False)
+                console.print(f"  {kind}: {_explained_rate(explained[kind], zone)}", markup=False)
+            part = explained.get("fleet_part")  # missing while an earlier version runs
+            if part is not None and has_rate:
+                console.print(f"  of this client's shared rates, this proxy has {100 * part:.3g} %")
         for budget in network["budgets"]:
-            console.print(f"  budget: {_explained_budget(budget)}", markup=False)
+            console.print(f"  budget: {explained_budget(budget, zone)}", markup=False)
 
 
 def _explained_subflows(subflows: Json) -> str:
     texts = (
-        f"{each['rate'] or 'unlimited'} for {each['number']} subflow{'s' * (each['number'] > 1)} ({each['reason']})"
+        f"{each['rate'] or 'unlimited'}{_burst(each)} for {each['number']} subflow{'s' * (each['number'] > 1)}"
+        f" ({each['reason']})"
         for each in subflows
     )
     return ", ".join(texts) or "no subflow now"
 
 
-def _explained_rate(steps: Json) -> str:
+def _burst(subflow: Json) -> str:
+    if subflow.get("burst_bytes") is None:
+        return ""
+    return f" with {format_volume(subflow['burst_bytes'])} beyond it after {subflow['burst_seconds']:.3g} s of quiet"
+
+
+def _explained_rate(steps: Json, zone: str | None) -> str:
     """What the last rule has made of a rate, and what it would be without that."""
     *earlier, last = steps
-    why = ", ".join(filter(None, (last["reason"] or "as configured", _until(last))))
+    why = ", ".join(filter(None, (last["reason"] or "as configured", _until(last, zone))))
     otherwise = f"; otherwise {earlier[-1]['rate'] or 'none'}" if earlier else ""
     return f"{last['rate'] or 'none'} ({why}){otherwise}"
-
-
-def _explained_budget(budget: Json) -> str:
-    whose = "of this client" if budget["per"] == "client" else "of the network"
-    used = f"{format_volume(budget['used'])} of {format_volume(budget['amount'])}"
-    ends = time.strftime("%Y-%m-%d %H:%M", time.localtime(budget["period"]["end"]))
-    return f"{used} {whose} used ({_percent(budget['used'], budget['amount'])}), until {ends}"
 
 
 def _moment(at: float) -> str:
@@ -382,33 +415,6 @@ def _seconds(milliseconds: int) -> str:
 
 def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
-
-
-def show_budgets(data: Json) -> None:
-    """The answer to `budgets`."""
-    console = output_console()
-    if not data["budgets"]:
-        console.print("no budget is configured, or none of a client is used")
-        return
-    columns = ("network", "client", "used", "of", "", "left", "without MPTCP", "period ends", "allowed at most")
-    table = Table(*columns, box=None)
-    for budget in data["budgets"]:
-        uplink = {"uplink": "uplink "}
-        rates = (f"{uplink.get(each['direction'], '')}{each['kind']} {each['rate']}" for each in budget["allowed"])
-        table.add_row(
-            budget["network"],
-            Text(named(budget["client"], budget.get("device")) if budget["client"] else _ALL[budget["per"]]),
-            format_volume(budget["used"]),
-            f"{format_volume(budget['amount'])} a {budget['every']}",
-            _percent(budget["used"], budget["amount"]),
-            format_volume(budget["left"]),
-            format_volume(budget["used_without_mptcp"]),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(budget["period"]["end"])),
-            ", ".join(rates) or "-",
-        )
-    console.print(table)
-    if data["omitted"]:
-        console.print(f"and {data['omitted']} more")
 
 
 def show_plan(data: Json) -> None:

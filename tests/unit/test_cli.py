@@ -49,6 +49,32 @@ def test_check_config_notes_windows_that_are_over(tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["notes"] == [note]
 
 
+def test_check_config_notes_overflow_above_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = "cap: 1mbit\nlimit: 5mbit\noverflow: 10mbit\n"
+    expensive = f"name: b\nsubnets: [10.7.0.0/24]\npreference: 2\n{rules}"
+    path = write_config(tmp_path, SERVICE, a=NETWORK, b=expensive)
+    assert main(["--config", str(path), "check-config"]) == 0
+    note = "network b: overflow: 10mbit is more than the limit 5mbit, above which no cap is raised"
+    assert capsys.readouterr().out.splitlines()[1:] == [f"note: {note}"]
+    write_config(tmp_path, SERVICE, a=NETWORK, b=expensive.replace("limit: 5mbit", "limit: 10mbit"))
+    assert main(["--config", str(path), "check-config", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == []
+
+
+def test_simulate_ends_with_the_status_of_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.touch()
+    expensive = "name: b\nsubnets: [10.7.0.0/24]\npreference: 2\ncap: 1mbit\noverflow: 5mbit\n"
+    path = write_config(tmp_path, SERVICE, a=NETWORK, b=expensive)
+    command = ["--config", str(path), "check-config", "--simulate", str(trace)]
+    assert main(command) == 1
+    assert capsys.readouterr().err.startswith(f"{trace}: no line was read; allowed: ")
+    write_config(tmp_path, f"{SERVICE}colour: red\n", a=NETWORK, b=expensive)
+    assert main(command) == os.EX_CONFIG
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "colour: 'red': unknown key; allowed: " in line
+
+
 def test_check_config_refuses_with_a_line_per_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_config(tmp_path, f"{SERVICE}colour: red\nshape: round\n", a=NETWORK)
     assert main(["--config", str(path), "check-config"]) == 78

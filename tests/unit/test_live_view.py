@@ -142,3 +142,28 @@ def test_those_no_longer_shown_are_forgotten() -> None:
     assert len(recent.rates) == 2
     recent.add({**DATA, "networks": []})
     assert not recent.rates
+
+
+def proxy(number: int, state: str = "reachable", sent: int = 0) -> Json:
+    figures = {"sent_bps": sent, "received_bps": 1_000_000, "connections": 10, "throttled": 3}
+    return {"name": f"proxy-{number}", "state": state, "age": 35.0 + number, "version": "1.0.0", **figures}
+
+
+def test_proxies_are_above_networks_those_out_of_reach_first() -> None:
+    proxies = [proxy(1, sent=5_000_000), proxy(2, "late", 9_000_000), proxy(3, sent=8_000_000)]
+    lines = screen({**DATA, "proxies": proxies}, width=140)
+    place = next(number for number, line in enumerate(lines) if "2 of 3 proxies" in line)
+    assert "13.00 M" in lines[place]
+    assert "20 connections" in lines[place]
+    assert [line.split()[0] for line in lines[place + 1 : place + 4]] == ["proxy-2", "proxy-3", "proxy-1"]
+    assert "late: heard of 37 s ago" in lines[place + 1]
+    assert "9.00 M" not in lines[place + 1]
+    assert "10 connections, 3 subflows throttled" in lines[place + 2]
+    assert lines[place + 4].split()[0] == "ethernet"
+
+
+def test_proxies_of_a_large_fleet_leave_room_for_networks() -> None:
+    lines = screen({**DATA, "proxies": [proxy(number) for number in range(50)]}, width=140)
+    assert sum("proxy-" in line for line in lines) == 5
+    assert any("45 more proxies" in line for line in lines)
+    assert any("ethernet" in line for line in lines)

@@ -24,6 +24,7 @@ CHECKS: Final[tuple[Check, ...]] = (  # in the order in which they are shown
     proxy_checks.listeners,
     proxy_checks.ends,
     proxy_checks.translated,
+    proxy_checks.interceptions,
     proxy_checks.own_connections,
     proxy_checks.routes,
     kernel_checks.root_qdiscs,

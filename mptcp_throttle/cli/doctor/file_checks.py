@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mptcp_throttle.config.load import config_paths
-from mptcp_throttle.config.notes import notes_of
+from mptcp_throttle.config.notes import windows_over
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.findings import Finding, Host, note, or_ok
 from mptcp_throttle.linux.unix_peer import peer_of
@@ -61,7 +61,7 @@ def _judge(subject: str, user: ServiceUser, paths: tuple[Path, ...]) -> Finding:
 
 def schedules(host: Host) -> list[Finding]:
     """Whether each window of a schedule may still count."""
-    lines = notes_of(host.config, time.time())
+    lines = windows_over(host.config, time.time())
     return or_ok("schedules", (Finding("schedules", line, _OVER, harm=False) for line in lines))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import platform
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -13,6 +14,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.generic.mptcp import MPTCP
 
 from mptcp_throttle.cli.doctor.mark_checks import classifier_of
+from mptcp_throttle.features import DOCUMENTS
 from mptcp_throttle.findings import Finding, Host, note, of_the_proxy, or_ok
 from mptcp_throttle.linux.adjtimex import is_clock_synchronised
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
@@ -30,6 +32,15 @@ _UNSENT: Final = Path("/proc/sys/net/ipv4/tcp_notsent_lowat")
 _UNSENT_BYTES: Final = 1 << 14
 _SINGLE_PAGES: Final = Path("/proc/sys/net/core/high_order_alloc_disable")
 _RESPECTS_NOTSENT_LOWAT: Final = (6, 9)
+_COUNTERS: Final = Path("/proc/net/netstat")
+_WATCH_SECONDS: Final = 1.0
+# With two proxies, half of all JOINs reach the wrong one. Picked arbitrarily, far below that.
+_CONSPICUOUS_SHARE: Final = 0.05
+_CONSPICUOUS_NUMBER: Final = 10
+_OWN_ADDRESS: Final = (
+    "on each proxy, `ip mptcp endpoint add ADDRESS signal` with an address or port that leads to it alone, and"
+    " `sysctl net.mptcp.allow_join_initial_addr_port=0`"
+)
 _RECOMMENDED: Final = "in /usr/lib/sysctl.d/30-mptcp-throttle.conf: run `sysctl --system`"
 _RECOMMENDED_BEFORE_6_9: Final = (
     "install /usr/share/doc/mptcp-throttle/examples/mptcp-throttle-before-6.9.conf in /etc/sysctl.d, and run"
@@ -45,6 +56,28 @@ class Limits(NamedTuple):
 
     subflows: int
     add_addr_accepted: int
+
+
+class Announced(NamedTuple):
+    """An address that is announced to clients, and the port if it has its own: there the kernel listens itself."""
+
+    address: str
+    port: int | None
+
+    def __str__(self) -> str:
+        return f"{self.address} port {self.port}" if self.port else self.address
+
+
+class JoinCounts(NamedTuple):
+    """SYNs with MP_JOIN that were received, and how many of them were for an unknown connection (net/mptcp/mib.h)."""
+
+    received: int
+    unknown: int
+
+    @property
+    def is_conspicuous(self) -> bool:
+        """Whether so large a part is for unknown connections that these may be known elsewhere."""
+        return self.unknown > 0 and self.unknown >= _CONSPICUOUS_SHARE * self.received
 
 
 @of_the_proxy("kernel")
@@ -67,18 +100,24 @@ def joins(host: Host) -> list[Finding]:
     findings: list[Finding] = []
     try:
         findings += _path_manager(len(host.config.networks), is_any_throttled=is_any_throttled)
-        findings += _initial_address()
+        own = _own_addresses()
+        findings += _initial_address(own)
+        findings += _unknown_joins(host, own or ())
     except KernelError as error:
         findings.append(Finding("JOINs", unchecked=str(error)))
     return or_ok("JOINs", findings)
 
 
-def _initial_address() -> Iterator[Finding]:
-    if _parameter("allow_join_initial_addr_port") == "0":
-        announced = ", ".join(read_announced())
-        if announced:
-            yield Finding("JOINs", remark=f"go to announced addresses: {announced}")
-            return
+def _own_addresses() -> list[str] | None:
+    """Where JOINs go instead of the address of the first subflow; None: they may go there. Raises KernelError."""
+    is_refused = _parameter("allow_join_initial_addr_port") == "0"
+    return [*map(str, read_announced())] if is_refused else None
+
+
+def _initial_address(own: Sequence[str] | None) -> Iterator[Finding]:
+    if own:  # this is intended where several proxies have the address of the first subflow
+        yield Finding("JOINs", remark=f"go to announced addresses: {', '.join(own)}")
+    elif own is not None:
         problem = "are refused at the address of the first subflow"
         remedy = (
             "`sysctl net.mptcp.allow_join_initial_addr_port=1`, or announce an address:"
@@ -105,12 +144,61 @@ def _path_manager(networks: int, *, is_any_throttled: bool = False) -> Iterator[
     yield Finding("JOINs", problem, remedy, harm=False)
 
 
-def read_announced() -> list[str]:
-    """The addresses that this network namespace announces to clients. Needs CAP_NET_ADMIN. Raises KernelError."""
+def _unknown_joins(host: Host, own: Sequence[str]) -> Iterator[Finding]:
+    """Whether JOINs arrive that are for another proxy of the fleet. Without a fleet, unknown ones mean nothing.
+
+    `own` is as in `judge_unknown_joins`.
+    """
+    counts = read_join_counts()
+    if host.config.fleet.url is None or counts is None or not counts.unknown:
+        return
+    time.sleep(_WATCH_SECONDS)
+    yield from judge_unknown_joins(counts, read_join_counts() or counts, own)
+
+
+def read_join_counts() -> JoinCounts | None:
+    """Those of this network namespace; None if the kernel does not count them."""
+    lines = [
+        line.split() for line in _COUNTERS.read_text(encoding="ascii").splitlines() if line.startswith("MPTcpExt:")
+    ]
+    counts = dict(zip(*lines, strict=True)) if len(lines) == 2 else {}
+    try:
+        return JoinCounts(int(counts["MPJoinSynRx"]), int(counts["MPJoinNoTokenFound"]))
+    except KeyError:
+        return None
+
+
+def judge_unknown_joins(first: JoinCounts, last: JoinCounts, own: Sequence[str]) -> Iterator[Finding]:
+    """What two counts say, of which `last` was read `_WATCH_SECONDS` later. JOINs go to `own` addresses; none: to that
+    of the first subflow.
+
+    A JOIN may be late for a connection that has just ended, so one alone says nothing. With `own` addresses, neither
+    does what arrived before: JOINs may not have gone there then.
+    """
+    lately = JoinCounts(last.received - first.received, last.unknown - first.unknown)
+    if lately.is_conspicuous and lately.unknown > 1:
+        counted, since = lately, f"in {_WATCH_SECONDS:.0f} s"
+    elif last.is_conspicuous and last.unknown >= _CONSPICUOUS_NUMBER and not own:
+        counted, since = last, "since the start of this host"
+    else:
+        return
+    problem = (
+        f"of {counted.received} {since}, {counted.unknown} are for connections that this proxy does not know:"
+        " they may be those of another proxy of the fleet"
+    )
+    remedy = f"see that {' and '.join(own)} lead to this proxy alone" if own else _OWN_ADDRESS
+    yield Finding("JOINs", problem, f"{remedy}; {DOCUMENTS}/explanation/fleet.md says more", harm=False)
+
+
+def read_announced() -> list[Announced]:
+    """What this network namespace announces to clients. Needs CAP_NET_ADMIN. Raises KernelError."""
     with netlink_call("ip mptcp endpoint"), MPTCP() as path_manager:
         endpoints = [answer.get_attr("MPTCP_PM_ATTR_ADDR") for answer in path_manager.endpoint("show")]
     return [
-        str(endpoint.get_attr("MPTCP_PM_ADDR_ATTR_ADDR4") or endpoint.get_attr("MPTCP_PM_ADDR_ATTR_ADDR6"))
+        Announced(
+            endpoint.get_attr("MPTCP_PM_ADDR_ATTR_ADDR4") or endpoint.get_attr("MPTCP_PM_ADDR_ATTR_ADDR6"),
+            endpoint.get_attr("MPTCP_PM_ADDR_ATTR_PORT"),
+        )
         for endpoint in endpoints
         if (endpoint.get_attr("MPTCP_PM_ADDR_ATTR_FLAGS") or 0) & _SIGNAL
     ]
@@ -166,7 +254,7 @@ def send_buffers(_: Host) -> Iterator[Finding]:
 def clock(host: Host) -> Iterator[Finding]:
     """Whether periods of budgets can begin."""
     config = host.config
-    if any(network.budgets for network in config.networks):
+    if any(network.budgets for network in config.networks) or any(device.budgets for device in config.devices):
         yield note(
             "clock",
             is_well=not config.daemon.wait_for_clock or is_clock_synchronised(),

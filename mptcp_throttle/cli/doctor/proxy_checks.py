@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from mptcp_throttle.cli.doctor.kernel_checks import read_announced
 from mptcp_throttle.cli.doctor.mark_checks import classifier_of
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import UserError, listed
@@ -22,9 +23,9 @@ from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.route_lookup import RouteLookup
 from mptcp_throttle.model import AccessNetwork, Address, ClassifierKind, Direction, Network
 from mptcp_throttle.network_namespace import KEPT_AT, is_entered
-from mptcp_throttle.ports import Ports
-from mptcp_throttle.programs import output_of
-from mptcp_throttle.setup.collect_facts import listeners_elsewhere, read_translations
+from mptcp_throttle.ports import NO_PORTS, Ports
+from mptcp_throttle.programs import ProgramFailed, output_of
+from mptcp_throttle.setup.collect_facts import listeners_elsewhere, read_interceptions, read_translations
 from mptcp_throttle.setup.host_facts import Translation
 from mptcp_throttle.setup.nat_rules import led_away
 from mptcp_throttle.squid_config import CONFIGURATION, has_large_buffer, http_ports, read_lines, serves_hosts
@@ -36,6 +37,7 @@ _LOCAL_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _RESERVED_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
 _OWN: Final = "own connections"
 _ENDS: Final = "ends of connections"
+_TPROXY: Final = "TPROXY"
 _TRANSLATED: Final = "translated connections"
 END_HERE: Final = (
     "let the proxy use the network of this host (Docker: `--network host`), without rules that translate its ports, or"
@@ -83,7 +85,7 @@ def interface(host: Host) -> Iterator[Finding]:
 @of_the_proxy("proxy ports")
 def listeners(host: Host) -> Iterator[Finding]:
     """Whether a process listens on each port of the proxy, with MPTCP; of a range, on one of its ports at least."""
-    with_mptcp, used = _listening("-M"), _listening("-t")
+    with_mptcp, used = _listening("-M") | _announced_ports(), _listening("-t")
     of_proxies = [(name, item) for name, proxy in host.config.proxies.by_name.items() for item in proxy.ports.items]
     for name, item in of_proxies:
         key = "proxy.ports" if name is None else f"proxies.{name}.ports"
@@ -107,8 +109,17 @@ def _listening(protocol: str) -> Ports:
     shown = output_of("ss", "-H", "-l", "-n", protocol)
     if shown is None:
         raise UserError("ss: not found; it is part of iproute2", os.EX_UNAVAILABLE)
-    addresses = (line.split()[3] for line in shown.splitlines())
-    return Ports.of(int(address.rpartition(":")[2]) for address in addresses)
+    ports = (line.split()[3].rpartition(":")[2] for line in shown.splitlines())
+    # The kernel's own listener of an endpoint with a port has none here (net/mptcp/, mptcp_pm_nl_create_listen_socket).
+    return Ports.of(int(port) for port in ports if port != "*")
+
+
+def _announced_ports() -> Ports:
+    """The ports on which the kernel listens itself, for JOINs; none if these may not be read."""
+    try:
+        return Ports.of(each.port for each in read_announced() if each.port)
+    except KernelError:
+        return NO_PORTS
 
 
 @of_the_proxy(_ENDS)
@@ -144,6 +155,32 @@ def translated(host: Host) -> list[Finding]:
         return [Finding(_TRANSLATED, unchecked=str(error))]
     problems = [f"{_sent_away(*each)}: no rule of `rules` matches what comes back" for each in leading]
     return or_ok(_TRANSLATED, (Finding(_TRANSLATED, problem, "set daemon.classifier: nft") for problem in problems))
+
+
+@of_the_proxy(_TPROXY)
+def interceptions(host: Host) -> list[Finding]:
+    """Whether TPROXY gives connections to sockets on the port that clients use.
+
+    A subflow may join only at the port of its connection (net/mptcp/subflow.c, subflow_use_different_sport), which is
+    that on the wire, while the port of the JOIN is that of the listening socket.
+    """
+    if os.geteuid() != 0:
+        return [Finding(_TPROXY, unchecked="only root may list the rules of iptables and nftables")]
+    try:
+        rules = read_interceptions()
+    except ProgramFailed as error:
+        return [Finding(_TPROXY, unchecked=str(error))]
+    ports = host.config.proxy.ports
+    problems = (
+        f"connections to port {listed(moved.items)} are given to the socket on port {rule.port} (chain {rule.chain}),"
+        " where the kernel refuses their JOINs"
+        for rule in rules
+        if rule.port is not None and (rule.ports & ports or rule.port in ports)
+        if (moved := rule.ports - Ports.of([rule.port]))
+    )
+    remedy = "let the proxy listen on the port that clients use, and name that in proxy.ports"
+    # The rule may concern other clients than those of the proxy.
+    return or_ok(_TPROXY, (Finding(_TPROXY, problem, remedy, harm=False) for problem in problems))
 
 
 def _leading_away(ports: Ports) -> list[tuple[Translation, Ports]]:
