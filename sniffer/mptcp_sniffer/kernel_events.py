@@ -5,9 +5,9 @@ Unlike segments they cannot be forged. The kernel reports when it had to drop ev
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from enum import IntEnum
+from struct import Struct
 from typing import Final, NamedTuple
 
 from pyroute2 import GenericNetlinkSocket
@@ -19,7 +19,7 @@ from mptcp_sniffer.segment import PackedEndpoint
 from mptcp_throttle.linux import cbpf
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, jump_by_port
 from mptcp_throttle.linux.inet_diag import unmapped
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket
 from mptcp_throttle.model import Token
@@ -30,6 +30,7 @@ _GENLMSGHDR_BYTES: Final = 4
 _NLA_HDRLEN: Final = 4
 # include/uapi/linux/mptcp_pm.h (before Linux 6.7 mptcp.h): MPTCP_ATTR_...
 _TOKEN, _SADDR4, _SADDR6, _DADDR4, _DADDR6, _SPORT, _DPORT, _BACKUP = 1, 5, 6, 7, 8, 9, 10, 11
+_TOKEN_BYTES, _PORT_BYTES, _ADDRESS_BYTES = Struct("=I"), Struct("!H"), frozenset({4, 16})
 _WANTED: Final = frozenset({_TOKEN, _SADDR4, _SADDR6, _DADDR4, _DADDR6, _SPORT, _DPORT, _BACKUP})
 
 
@@ -67,7 +68,9 @@ class KernelEvents(NetlinkSocket):
 
     def receive(self) -> Iterator[KernelEvent]:
         """Wait for events. Raises KernelError, with ENOBUFS if the kernel had to drop events."""
-        return filter(None, (_decode(message.payload) for message in self.notifications()))
+        with decoding_errors("receive MPTCP events"):
+            for message in self.notifications():
+                yield _decode(message.payload)
 
 
 def _group() -> int:
@@ -104,18 +107,19 @@ def _event_filter(ports: Ports) -> tuple[Instruction, ...]:
     )
 
 
-def _decode(payload: bytes) -> KernelEvent | None:
+def _decode(payload: bytes) -> KernelEvent:
+    """Raises LookupError, ValueError or struct.error if an attribute is missing or of a wrong length."""
     values = attributes(payload, _GENLMSGHDR_BYTES, only=_WANTED)
-    local, remote = values.get(_SADDR4) or values.get(_SADDR6), values.get(_DADDR4) or values.get(_DADDR6)
-    if local is None or remote is None or _TOKEN not in values:
-        return None
+    local, remote = (values.get(v4) or values[v6] for v4, v6 in ((_SADDR4, _SADDR6), (_DADDR4, _DADDR6)))
     return KernelEvent(
         KernelEventKind(payload[0]),
-        Token(int.from_bytes(values[_TOKEN], sys.byteorder)),
+        Token(_TOKEN_BYTES.unpack(values[_TOKEN])[0]),
         Ends(_endpoint(remote, values[_DPORT]), _endpoint(local, values[_SPORT])),
         any(values.get(_BACKUP, b"")),
     )
 
 
 def _endpoint(address: bytes, port: bytes) -> PackedEndpoint:
-    return PackedEndpoint(unmapped(address), int.from_bytes(port, "big"))
+    if len(address) not in _ADDRESS_BYTES:
+        raise ValueError(f"an address of {len(address)} bytes")
+    return PackedEndpoint(unmapped(address), _PORT_BYTES.unpack(port)[0])

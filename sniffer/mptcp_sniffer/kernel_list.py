@@ -6,7 +6,6 @@ forwards the list is empty.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from struct import Struct
@@ -18,11 +17,12 @@ from mptcp_throttle.linux.inet_diag import (
     CLOSED_HERE,
     INET_DIAG_INFO,
     INET_DIAG_ULP_INFO,
+    LIST_SOCKETS,
     SENDING,
     InetDiag,
     TcpSocket,
 )
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.model import Token
@@ -37,6 +37,7 @@ _TOKEN_LOC, _FLAGS, _ID_REM = 2, 8, 9
 _WANTED: Final = frozenset({INET_DIAG_ULP_INFO, INET_DIAG_INFO})
 _NOTSENT_BYTES: Final = Struct("=144xI")  # struct tcp_info (include/uapi/linux/tcp.h): tcpi_notsent_bytes
 _FIN: Final = 1
+_U8, _U32 = Struct("=B"), Struct("=I")
 _OF_ULP: Final = frozenset({_ULP_INFO_MPTCP})
 _OF_MPTCP: Final = frozenset({_TOKEN_LOC, _FLAGS, _ID_REM})
 _FLAGS_CAPABLE_OR_JOIN: Final = 0b1111  # MPTCP_SUBFLOW_FLAG_MCAP_REM, _MCAP_LOC, _JOIN_REM, _JOIN_LOC
@@ -89,7 +90,7 @@ def list_subflows(ports: Ports) -> KernelList:
 
 def _list(ports: Ports) -> KernelList:
     at = time.monotonic()
-    with InetDiag() as diag:
+    with InetDiag() as diag, decoding_errors(LIST_SOCKETS):
         subflows = dict(_subflows(diag.sockets(SENDING | CLOSED_HERE, _WANTED, ports)))
         return KernelList(at, subflows, ports == ALL_PORTS)
 
@@ -101,16 +102,20 @@ def _subflows(sockets: Iterable[TcpSocket]) -> Iterator[tuple[Ends, ListedSubflo
             continue
         ulp = attributes(tcp.attributes.get(INET_DIAG_ULP_INFO, b""), only=_OF_ULP)
         mptcp = attributes(ulp.get(_ULP_INFO_MPTCP, b""), only=_OF_MPTCP)
-        flags = int.from_bytes(mptcp.get(_FLAGS, b""), sys.byteorder)
+        if _FLAGS not in mptcp:
+            continue
+        (flags,), (token,), (address_id,) = (
+            _U32.unpack(mptcp[_FLAGS]),
+            _U32.unpack(mptcp[_TOKEN_LOC]),
+            _U8.unpack(mptcp[_ID_REM]),
+        )
         if not flags & _FLAGS_CAPABLE_OR_JOIN:
             continue
         ends = Ends(PackedEndpoint(tcp.remote, tcp.remote_port), PackedEndpoint(tcp.local, tcp.local_port))
-        token = Token(int.from_bytes(mptcp.get(_TOKEN_LOC, b""), sys.byteorder))
-        address_id = int.from_bytes(mptcp.get(_ID_REM, b""), sys.byteorder)
         stalled = tcp.timer == _TIMER_RETRANSMIT and tcp.retransmits >= _STALLED_RETRANSMITS
         by_client, by_proxy = bool(flags & _FLAG_BACKUP_BY_CLIENT), bool(flags & _FLAG_BACKUP_BY_PROXY)
         is_first = bool(flags & _FLAG_CAPABLE_BY_CLIENT)
-        yield ends, ListedSubflow(token, address_id, by_client, stalled, closed, by_proxy, is_first)
+        yield ends, ListedSubflow(Token(token), address_id, by_client, stalled, closed, by_proxy, is_first)
 
 
 def _unsent(tcp: TcpSocket) -> int:

@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import takewhile
 from typing import Final
 
@@ -32,9 +32,13 @@ _MAX_PART: Final = 4096  # connections, 2 MB of JSON; the JSON of a whole table 
 
 
 class PublishedTable:
-    """The table as readers see it. One thread publishes, any number of threads read."""
+    """The table as readers see it. One thread publishes, any number of threads read.
 
-    def __init__(self, history: int) -> None:
+    `clock` gives monotonic seconds.
+    """
+
+    def __init__(self, history: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._changed = threading.Condition()
         self._history = history
         self._closed = False
@@ -57,7 +61,7 @@ class PublishedTable:
     def publish(self, changes: Iterable[TableChange]) -> None:
         """Append changes and wake the readers that they concern."""
         with self._changed:
-            now, before = time.monotonic(), self._last_known_change
+            now, before = self._clock(), self._last_known_change
             for token, connection in changes:
                 self._publish(token, connection, now)
             if self._impatient:
@@ -149,7 +153,7 @@ class PublishedTable:
                 self._wait(epoch, revision, timeout, patience)
                 self._impatient -= not patience
                 self._waiting[to_daemon] -= 1
-            self._make_known(time.monotonic() - patience)
+            self._make_known(self._clock() - patience)
             if epoch != self._epoch or not self._last_forgotten <= revision <= self._revision:
                 return {"resync": True}
             unseen = self._after(revision)
@@ -167,7 +171,7 @@ class PublishedTable:
 
     def _wait(self, epoch: str, revision: int, timeout: float, patience: float) -> None:
         """Until there is something to tell a reader of this `revision`."""
-        now = time.monotonic()
+        now = self._clock()
         end = now + timeout
         while now < end:
             self._make_known(now - patience)
@@ -176,7 +180,7 @@ class PublishedTable:
             # What is published from now on may be left out until then; without patience it wakes the reader.
             oldest = next(iter(self._unknown.values()), now if patience else math.inf)
             self._changed.wait(min(end, oldest + patience) - now)
-            now = time.monotonic()
+            now = self._clock()
 
     def _after(self, revision: int) -> list[tuple[int, Token, Connection | None]]:
         """The last changes of the known connections that have changed after this revision, in order."""

@@ -11,14 +11,13 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from struct import pack
 
+import mutated_bytes
 import pytest
 from capture_files import block, interface, packet, pcap, section, simple_packet
-from hypothesis import given
-from hypothesis import strategies as st
 from scapy.layers.inet import IP
 from scapy.layers.l2 import CookedLinux, CookedLinuxV2, Ether, Loopback
 from scapy.layers.ppp import PPP, PPPoE
@@ -38,6 +37,7 @@ from segments import (
 )
 
 from mptcp_lab.capture_reader.__main__ import main
+from mptcp_lab.capture_reader.capture_file import read_frames
 from mptcp_lab.capture_reader.capture_reading import read_capture
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import Trust, format_token
@@ -374,24 +374,44 @@ def test_mptcp_that_is_not_followed_is_named(
     assert capsys.readouterr().err == (f"{path}: {said}\n" if said else "")
 
 
-_PLAIN = [CAPTURE, section() + interface() + b"".join(packet(1, bytes(p)) for p in packets())]
-_WHOLE = [*_PLAIN, *(compress(_PLAIN[0]) for compress in (gzip.compress, bz2.compress, lzma.compress))]
+RECORDED = Path(__file__).parents[1] / "fuzz" / "corpus" / "captures"
+# Types and lengths of blocks, options and frames, in both byte orders.
+WORDS = [
+    number.to_bytes(size, order)
+    for order in ("little", "big")
+    for size, numbers in ((2, (0, 1, 9, 14, 113, 276)), (4, (*range(9), 12, 13, 16, 28, 2**18, 2**24, 2**32 - 1)))
+    for number in numbers
+]
 
 
-@given(st.sampled_from(_WHOLE), st.lists(st.tuples(st.integers(0, 2000), st.binary(max_size=4)), max_size=8), st.data())
-def test_any_file_is_read_or_refused_in_one_line(
-    whole: bytes, changes: list[tuple[int, bytes]], data: st.DataObject
-) -> None:
-    changed = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
-    for start, inserted in changes:
-        changed[start : start + data.draw(st.integers(0, 4))] = inserted
-    with NamedTemporaryFile() as file, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-        file.write(changed)
-        file.flush()
-        status = main([file.name, "--json"])
-    assert status in (os.EX_OK, os.EX_DATAERR)
-    assert err.getvalue().count("\n") <= 1
-    if out.getvalue():
-        assert json.loads(out.getvalue())["file"]["frames"] <= len(changed)
-    else:
-        assert status == os.EX_DATAERR
+def recorded() -> list[bytes]:
+    """Captures by tcpdump(8) of Ethernet and of all interfaces (tests/fuzz/record_netlink.py), in several formats."""
+    ethernet, cooked = ((RECORDED / name).read_bytes() for name in ("lo.pcap", "any.pcap"))
+    frames = list(read_frames(BytesIO(ethernet)))
+    described = interface((2, b"eth0"), (9, b"\x09"), (14, pack("<q", 1)), snap_bytes=2**18)
+    enhanced = [section(), described, *(packet(int((seen.at or 0) * 10**9), seen.data) for seen in frames)]
+    simple = [section(), interface(), *(simple_packet(seen.data, len(seen.data)) for seen in frames[:9])]
+    blocks = [b"".join(enhanced), b"".join(simple)]
+    compressed = [compress(blocks[0]) for compress in (gzip.compress, bz2.compress, lzma.compress)]
+    return [ethernet, cooked, *blocks, *compressed]
+
+
+def test_damaged_capture_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "capture"
+
+    def use(data: bytes) -> None:
+        path.write_bytes(data)
+        tracemalloc.reset_peak()
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+            status = main([str(path), "--json"])
+        assert status in (os.EX_OK, os.EX_DATAERR)
+        assert err.getvalue().count("\n") <= 1
+        if out.getvalue():
+            assert json.loads(out.getvalue())["file"]["frames"] <= len(data)
+        else:
+            assert status == os.EX_DATAERR
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+
+    tracemalloc.start()
+    mutated_bytes.check(use, recorded(), words=WORDS, least=200)
+    tracemalloc.stop()
