@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,10 +15,13 @@ from playwright.sync_api import sync_playwright
 from proxy_world import Hosts, ProxyWorld
 
 from mptcp_lab import namespaces
+from mptcp_lab.services import WIFI_FIRST
 from mptcp_throttle.config.password_hash import PasswordHash
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+    from mptcp_throttle.model import AccessNetwork
 
 _OPTIONS: Final = ("--disable-background-networking", "--disable-quic", "--disable-component-update")
 
@@ -62,9 +65,16 @@ def browser(hosts: Hosts) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def world(hosts: Hosts) -> Iterator[ProxyWorld]:
+def networks() -> Sequence[AccessNetwork]:
+    """Those of the proxy. A module may have others."""
+    return WIFI_FIRST
+
+
+@pytest.fixture
+def world(hosts: Hosts, networks: Sequence[AccessNetwork]) -> Iterator[ProxyWorld]:
     """The services of a proxy, and the page, with which changes are possible after a log-in."""
-    with proxy_world.configured(hosts) as world:
+    # No program keeps the clock of the hosts right on which tests run.
+    with proxy_world.configured(hosts, networks, {"wait_for_clock": False}) as world:
         world.services.configure_section("web", password_hash=str(PasswordHash.of(PASSWORD)), control=True)
         world.services.start_sniffer()
         world.start_daemon()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -38,17 +39,23 @@ class PageInBrowser:
         browser: Browser,
         fragment: str = "",
         address: str = ADDRESS,
+        *,
+        now: float | None = None,
         **options: Any,  # noqa: ANN401
     ) -> Iterator[PageInBrowser]:
-        """In a new window. In the end no script has failed, and no request has gone elsewhere."""
+        """In a new window, which takes the time for `now` if it is given. In the end no script has failed, and no
+        request has gone elsewhere."""
         context = browser.new_context(**options)
         try:
             page = cls(context.new_page())
+            if now is not None:
+                page.tab.clock.install(time=now)
             page.tab.goto(address + fragment)
             yield page
             assert page.errors == []
             assert page.requests
-            assert [url for url in page.requests if not url.startswith(address)] == []
+            asked = [url for url in page.requests if not url.startswith(("data:", "blob:"))]
+            assert [url for url in asked if not url.startswith(address)] == []
         finally:
             context.close()
 
@@ -59,77 +66,95 @@ class PageInBrowser:
 
     def log_in(self, password: str = PASSWORD) -> None:
         """As an operator does."""
-        self.tab.get_by_role("button", name="log in").click()
+        self.button("Log in").first.click()
         self.tab.get_by_label("password").fill(password)
-        self.tab.get_by_role("button", name="Log in", exact=True).last.click()
-        self.tab.get_by_role("button", name="log out").wait_for()
+        self.button("Log in").last.click()
+        self.button("Log out").wait_for()
+
+    def button(self, name: str) -> Locator:
+        """By all of its name."""
+        return self.tab.get_by_role("button", name=name, exact=True)
 
     def text(self, selector: str = "body") -> str:
         """What can be read there."""
         return self.tab.locator(selector).inner_text()
 
+    def texts(self, selector: str) -> list[str]:
+        """What can be read in each of several elements."""
+        # Playwright's `all_inner_texts` finds them first: the page may replace them before it reads their texts.
+        texts = f"Array.from(document.querySelectorAll({json.dumps(selector)}), (found) => found.innerText)"
+        return list(self.evaluate(texts))
+
     def shows(self, text: str, selector: str = "body") -> bool:
-        """Whether it can be read there."""
-        return text in self.text(selector)
+        """Whether it can be read there, whatever spaces are in it."""
+        return text in " ".join(self.text(selector).split())
 
     def wait_live(self) -> None:
         """Wait until the page is up to date."""
         eventually(lambda: self.shows("live: ", "#connection"), "the page is live")
 
-    def network(self, name: str) -> dict[str, str]:
-        """The row of an access network, by the heads of the columns. Waits until it is drawn."""
-        row = self.tab.locator("#networks tbody tr", has=self.tab.locator(f"th:text-is('{name}')"))
-        # In one step: the page may draw the table again between two.
-        heads, cells = row.evaluate(
-            "row => [row.closest('table').tHead.rows[0], row].map(tr => Array.from(tr.cells, cell => cell.innerText))"
-        )
-        return dict(zip(heads, cells, strict=True))
+    def card(self, network: str) -> Locator:
+        """Of an access network."""
+        return self.tab.locator(f".card[aria-label='{network}']")
 
-    def sends(self, name: str) -> float:
+    def counts(self, network: str) -> dict[str, str]:
+        """Those of an access network, by their words."""
+        lines = [line for text in self.texts(f".card[aria-label='{network}'] .counts") for line in text.split("\n")]
+        return dict(zip(lines[1::2], lines[::2], strict=False))
+
+    def sends(self, network: str) -> float:
         """What an access network sends, in bits per second, as the page shows it."""
-        return bits_per_second(self.network(name)["sends"])
+        return bits_per_second(self.card(network).locator(".sends").inner_text())
 
-    def client_button(self, network: str) -> Locator:
-        """Opens the first client of an access network."""
-        return self.tab.locator(f"div:has(> h3#clients-of-{network}) button.plain").first
+    def look_at_clients(self) -> None:
+        """Their table is up to date only while it is in view."""
+        self.evaluate(
+            """() => {
+                const table = document.getElementById("clients");
+                if (table.getBoundingClientRect().top > innerHeight) table.scrollIntoView();
+            }"""
+        )
+
+    def client_link(self, name: str) -> Locator:
+        """Opens the client's page."""
+        self.look_at_clients()
+        return self.tab.locator("#client-rows a", has_text=name)
+
+    def clients(self) -> list[str]:
+        """The names in the table, in the order of their rows."""
+        self.look_at_clients()
+        return self.texts("#client-rows a.client-link")
+
+    def open_client(self, name: str) -> None:
+        """Show the page of a client that is connected."""
+        eventually(lambda: any(name in shown for shown in self.clients()), "the client")
+        self.client_link(name).first.click()
+        eventually(lambda: len(self.subflows()) >= 2, "its subflows are shown")
 
     def subflows(self) -> list[str]:
-        """The rows of the subflows that are open."""
-        return self.tab.locator("#client-tables tr.subflow").all_inner_texts()
+        """The rows of the client that is open."""
+        return self.texts("#subflow-rows tr")
 
     def findings(self) -> list[str]:
-        """What needs attention: problems, notes, or that there is nothing."""
-        return self.tab.locator("#attention li").all_inner_texts()
-
-    def problems(self) -> list[str]:
-        """Those of the findings that prevent caps."""
-        return [line for line in self.findings() if line.startswith("problem: ")]
-
-    def choose(self, control: str, option: str) -> None:
-        """In the list with that id, by the option's text."""
-        self.tab.locator(f"#{control}").select_option(label=option)
+        """What needs attention: problems and notes."""
+        return [" ".join(text.split()) for text in self.texts("#attention li")]
 
     def wait_drawn(self, seconds: int) -> None:
-        """Wait until the chart shows that range."""
+        """Wait until the charts show that range."""
         self.tab.locator(f"body[data-drawn='{seconds}']").wait_for()
 
-    @property
-    def chart(self) -> Locator:
-        """The rates of access networks over time."""
-        return self.tab.locator("#network-chart canvas")
-
-    def chart_label(self) -> str:
-        """What a screen reader says of it."""
-        return self.chart.get_attribute("aria-label") or ""
-
-    def wait_points(self, least: int) -> None:
-        """Wait until it has so many moments."""
-        place = self.tab.locator("#network-chart")
+    def wait_points(self, least: int, chart: str = "network-chart") -> None:
+        """Wait until a chart has so many moments."""
+        place = self.tab.locator(f"#{chart}")
         eventually(lambda: int(place.get_attribute("data-points") or 0) >= least, f"{least} moments in the chart")
 
     def picture(self, path: Path) -> None:
         """Of the whole page."""
         self.tab.screenshot(path=path, full_page=True)
+
+    def overflow(self) -> int:
+        """By how many pixels the page is wider than its window."""
+        return int(self.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
     def evaluate(self, script: str) -> Any:  # noqa: ANN401
         """The value of a script in the page."""
@@ -138,8 +163,8 @@ class PageInBrowser:
 
 def bits_per_second(text: str) -> float:
     """Of a text on the page; 0 if it is none."""
-    match = re.fullmatch(r"([\d.]+) (kb/s|Mb/s|Gb/s)", text.strip())
-    return float(match[1]) * _UNITS[match[2]] if match else 0.0
+    match = re.fullmatch(r"([\d.,]+)\s(kb/s|Mb/s|Gb/s)", text.strip())
+    return float(match[1].replace(",", "")) * _UNITS[match[2]] if match else 0.0
 
 
 def violations(results: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from polling import eventually
 
+from mptcp_lab.free_port import free_port
 from mptcp_lab.watched_page import write_config
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import UserError
@@ -34,37 +35,12 @@ JSON_BODY: Final = {"Content-Type": "application/json"}
 CLIENT: Final = "10.1.0.2"
 
 
-def rate(text: str | None, bits_per_second: int | None) -> dict[str, Any]:
-    """A configured rate, as in the answer to `status`."""
-    return {"rate": text, "rate_bps": bits_per_second, "configured": text, "reason": None, "seconds_left": None}
-
-
-TOP: Final[dict[str, Any]] = {
-    "connections": 1,
-    "networks": [
-        {
-            "name": "lte",
-            "sent_bps": 940_000,
-            "received_bps": 0,
-            "totals": {"ip_sent_throttled": 1_250_000, "held_back_ms": 3210},
-            "rates": {
-                "downlink": {"cap": rate("1mbit", 1_000_000), "limit": rate(None, None)},
-                "uplink": {"cap": rate("500kbit", 500_000), "limit": rate(None, None)},
-            },
-            "clients": [
-                {
-                    "client": CLIENT,
-                    "subflows": [{"client_port": 40001, "downlink": {"reason": f"{CLIENT}:40001 is capped"}}],
-                }
-            ],
-            "more_clients": 0,
-        }
-    ],
-}
+RECENT: Final[list[dict[str, Any]]] = [{"client": CLIENT, "client_port": 40001, "reason": f"{CLIENT}:40001 is capped"}]
 STATUS: Final[dict[str, Any]] = {
     "daemon": {
         "version": "1",
         "pause": None,
+        "budget_problem": None,
         "errors": ["class 4d50:2: refused"],
         "not_enforced": [],
         "features": {
@@ -74,27 +50,54 @@ STATUS: Final[dict[str, Any]] = {
         "config": {"problems": []},
     },
     "sniffer": {"connected": True, "problem": None},
+    "networks": [{"name": "lte", "sick": []}],
 }
+CLIENTS: Final[dict[str, Any]] = {
+    "total": 1,
+    "on_networks": [{"name": "lte", "clients": 1}],
+    "clients": [{"client": CLIENT, "device": "phone", "networks": [{"name": "lte", "client": CLIENT, "until": None}]}],
+}
+NOTHING: Final = dict.fromkeys(
+    ("sent", "retransmitted", "ip_sent", "ip_received", "ip_sent_throttled", "rtt_seconds", "rtt_samples"), 0
+)
 HISTORY: Final[dict[str, Any]] = {
     "kind": "network",
     "resolution": 1,
     "periods": [
-        {"start": 10, "ip_sent": 125_000, "ip_received": 0, "ip_sent_throttled": 100_000, "held_back_ms": 400},
-        {"start": 11, "ip_sent": 0, "ip_received": 1, "ip_sent_throttled": 0, "held_back_ms": 20},
+        {**NOTHING, "start": 10, "sent": 100_000, "retransmitted": 2000, "ip_sent": 125_000}
+        | {"ip_sent_throttled": 100_000, "held_back_ms": 400, "rtt_seconds": 0.5, "rtt_samples": 10},
+        {**NOTHING, "start": 11, "ip_received": 1, "held_back_ms": 20},
     ],
+}
+
+EVENTS: Final[dict[str, Any]] = {
+    "instance": "a",
+    "latest": 3,
+    "events": [
+        {"number": 2, "text": f"lte: cap 1mbit for {CLIENT}", "client": CLIENT},
+        {"number": 3, "text": "resumed"},
+    ],
+}
+WEEK: Final[dict[str, Any]] = {
+    "networks": [{"name": "lte", "intervals": [{"start": 0, "end": 9, "when": "01:00-06:00", "counts": False}]}],
 }
 
 
 @dataclass
 class CannedDaemon:
-    """Answers as a daemon does, from `status`, `top` and `recent`, and counts the calls. The rates that it shows are
-    `rates_age` seconds old, and it needs `delay` seconds for them."""
+    """Answers as a daemon does, from `status` and `recent`, counts the calls, and keeps what was `asked` last.
+
+    The rates that it shows are `rates_age` seconds old, and it needs `delay` seconds for them.
+    """
 
     calls: Counter[str] = field(default_factory=Counter)
     changes: list[tuple[object, ...]] = field(default_factory=list)
+    asked: dict[str, tuple[object, ...]] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=lambda: deepcopy(STATUS))
-    top: dict[str, Any] = field(default_factory=lambda: deepcopy(TOP))
-    recent: list[dict[str, Any]] = field(default_factory=list)
+    clients: dict[str, Any] = field(default_factory=lambda: deepcopy(CLIENTS))
+    events: dict[str, Any] = field(default_factory=lambda: deepcopy(EVENTS))
+    week: dict[str, Any] = field(default_factory=lambda: deepcopy(WEEK))
+    recent: list[dict[str, Any]] = field(default_factory=lambda: deepcopy(RECENT))
     history_kind: str = "network"
     history_problem: str | None = None
     rates_age: float = 0.0
@@ -104,36 +107,47 @@ class CannedDaemon:
         """Those that the page calls."""
 
         def canned(name: str, answer: Callable[[], object]) -> Callable[..., object]:
-            def method(*_: object) -> object:
+            def method(*parameters: object) -> object:
                 self.calls[name] += 1
+                self.asked[name] = parameters
                 return answer()
 
             return method
 
         return {
-            "status": canned("status", lambda: self.status),
-            "top": canned("top", self._top),
+            "status": canned("status", self._status),
+            "clients": canned("clients", lambda: self.clients),
+            "budgets": canned("budgets", lambda: {"budgets": []}),
+            "client": lambda name: canned("client", lambda: {"name": name})(name),
+            "events": canned("events", lambda: self.events),
+            "week": canned("week", lambda: self.week),
             "decisions": canned("decisions", lambda: {"decisions": self.recent}),
             "history": canned("history", self._history),
+            "overrides": canned("overrides", lambda: {"overrides": []}),
             "set_rate": self._set_rate,
             "pause": lambda seconds: self.changes.append(("pause", seconds)),
             "resume": lambda: self.changes.append(("resume",)),
-            "reset_rate": lambda network: self.changes.append(("reset_rate", network)),
+            "reset_rate": lambda *of: self.changes.append(("reset_rate", *of)),
         }
 
-    def _top(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         time.sleep(self.delay)
-        return {**self.top, "observed_at": time.time() - self.rates_age}
+        return {**self.status, "daemon": {**self.status["daemon"], "observed_at": self._observed_at()}}
+
+    def _observed_at(self) -> float:
+        return time.time() - self.rates_age
 
     def _history(self) -> dict[str, Any]:
         if self.history_problem is not None:
             raise UserError(self.history_problem)
         return {**HISTORY, "kind": self.history_kind}
 
-    def _set_rate(self, network: str, direction: str, kind: str, rate: str | None, seconds: float | None) -> None:
+    def _set_rate(
+        self, network: str, direction: str, kind: str, rate: str | None, seconds: float | None, *client: str
+    ) -> None:
         if network != "lte":
             raise UserError(f"{network}: no such access network")
-        self.changes.append(("set_rate", network, direction, kind, rate, seconds))
+        self.changes.append(("set_rate", network, direction, kind, rate, seconds, *client))
 
 
 @dataclass(frozen=True)
@@ -272,12 +286,6 @@ class Certificate:
     def settings(self) -> dict[str, str]:
         """Those of the section `web`."""
         return {"certificate": str(self.certificate), "key": str(self.key)}
-
-
-def free_port() -> int:
-    """One on which no program listens."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return int(server.getsockname()[1])
 
 
 @contextmanager

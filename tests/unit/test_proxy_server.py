@@ -94,8 +94,8 @@ def test_missing_names_the_program_that_is_not_installed(tmp_path: Path) -> None
     [
         (
             "hosts: {proxy: {server: apache}, ue: {}, origin: {run: [origin]}}\nflows: {}\n",
-            "hosts.proxy.server: 'apache': allowed: squid, nginx-http, nginx-stream, haproxy, systemd-socket,"
-            " shadowsocks-libev, shadowsocks-rust, sing-box",
+            "hosts.proxy.server: 'apache': allowed: squid, squid-tproxy, nginx-http, nginx-stream, haproxy,"
+            " systemd-socket, shadowsocks-libev, shadowsocks-rust, sing-box",
         ),
         (
             "hosts: {proxy: {server: haproxy}, ue: {}, origin: {}}\nflows: {}\n",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
 from enum import StrEnum
 from http import HTTPStatus
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,17 +18,22 @@ from starlette.staticfiles import StaticFiles
 from mptcp_throttle.command_line import version
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.logs import about
-from mptcp_throttle.rpc.wire import Order
-from mptcp_throttle_web.feed import Busy, Feed, Question, Viewer
+from mptcp_throttle_web.feed import Feed, Viewer
+from mptcp_throttle_web.questions import EXPORTS, KINDS, Question
+from mptcp_throttle_web.refusal import Refused
 from mptcp_throttle_web.sessions import SESSION_SECONDS, Attempts, Session, Sessions, TooManyAttempts
+from mptcp_throttle_web.shared_answers import Busy
+from mptcp_throttle_web.tables import TABLES, as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.types import Receive, Scope, Send
 
     from mptcp_throttle_web.control import Control
+    from mptcp_throttle_web.feed import Form
     from mptcp_throttle_web.hiding import Hider
+    from mptcp_throttle_web.questions import Kind
 
 _log = logging.getLogger("mptcp-throttle-web")
 _ABOUT: Final = about("log-ins")
@@ -38,10 +41,6 @@ _ABOUT: Final = about("log-ins")
 _STATIC: Final = Path(__file__).parent / "static"
 _COOKIE: Final = "mptcp-throttle-session"
 _SECRET: Final = "X-Session-Secret"  # noqa: S105
-_MAX_NUMBER: Final = 100
-_MAX_PATTERN: Final = 100
-# The ranges of the page. An answer to another range would not be shared by viewers.
-_RANGES: Final = {str(seconds): seconds for seconds in (600, 3600, 86_400, 60 * 86_400)}
 
 
 class Visitors(StrEnum):
@@ -51,14 +50,6 @@ class Visitors(StrEnum):
     GROUP = "group"
     HOST = "host"
     NETWORK = "network"
-
-
-class Refused(Exception):
-    """A request is refused; the answer names the problem in one line."""
-
-    def __init__(self, status: HTTPStatus, problem: str) -> None:
-        super().__init__(problem)
-        self.status = status
 
 
 class _EventStream(StreamingResponse):
@@ -92,10 +83,11 @@ class Application:
                 Route("/", self._page),
                 Route("/api/session", self._session),
                 Route("/api/events", self._events),
-                Route("/api/history", self._history),
+                Route("/api/export/{kind}.{form}", self._export),
                 Route("/api/log-in", self._log_in, methods=["POST"]),
                 Route("/api/log-out", self._log_out, methods=["POST"]),
                 Route("/api/change/{method}", self._change, methods=["POST"]),
+                Route("/api/{kind}", self._question),
                 Mount("/static", StaticFiles(directory=_STATIC)),
             ],
             exception_handlers={
@@ -124,42 +116,38 @@ class Application:
         )
 
     async def _events(self, request: Request) -> Response:
-        query = request.query_params
         session = self._viewer(request)
-        sees_addresses, pattern = self._sees_addresses(session), query.get("pattern", "")
-        if pattern and not sees_addresses:
-            raise Refused(HTTPStatus.FORBIDDEN, "log in to search")
+        sees_addresses = self._sees_addresses(session)
+        hidden = request.query_params.get("hidden") == "true" or not sees_addresses
         try:
-            number, order = int(query.get("number", "20")), Order(query.get("order", Order.SENT))
-        except ValueError:
-            number, order = 0, Order.SENT
-        if not 1 <= number <= _MAX_NUMBER or len(pattern) > _MAX_PATTERN:
-            bounds = f"a number from 1 to {_MAX_NUMBER}, a pattern of up to {_MAX_PATTERN} characters"
-            raise Refused(HTTPStatus.BAD_REQUEST, f"allowed: {bounds}, an order: {', '.join(Order)}")
-        hidden = query.get("hidden") == "true" or not sees_addresses
-        try:
-            viewer = self._feed.open(Question(number, order, pattern, hidden), is_stranger=not sees_addresses)
+            viewer = self._feed.open(hidden=hidden, is_stranger=not sees_addresses)
         except Busy as error:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many viewers") from error
         return _EventStream(viewer, lambda: session is None or self._session_of(request) is not None)
 
-    async def _history(self, request: Request) -> Response:
-        query = request.query_params
-        session = self._viewer(request)
-        sees_addresses, name = self._sees_addresses(session), query.get("name", "")
-        known = self._hider.address(name)
-        if known is None and _is_address(name) and not sees_addresses:
-            raise Refused(HTTPStatus.FORBIDDEN, "log in to see the history of an address")
-        seconds = _RANGES.get(query.get("seconds", ""))
-        if seconds is None:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"seconds: allowed: {', '.join(_RANGES)}")
+    async def _question(self, request: Request) -> Response:
+        body = await self._answer(KINDS, request.path_params["kind"], request, as_json)
+        return Response(body, media_type="application/json")
+
+    async def _export(self, request: Request) -> Response:
+        name, form = request.path_params["kind"], request.path_params["form"]
+        if form not in {"csv", "json"}:
+            raise Refused(HTTPStatus.NOT_FOUND, "allowed: csv, json")
+        body = await self._answer(EXPORTS, name, request, as_json if form == "json" else TABLES.get(name, as_json))
+        headers = {"Content-Disposition": f'attachment; filename="mptcp-throttle-{name}.{form}"'}
+        return Response(body, headers=headers, media_type="application/json" if form == "json" else "text/csv")
+
+    async def _answer(self, kinds: Mapping[str, Kind], name: str, request: Request, form: Form) -> bytes:
+        kind = kinds.get(name)
+        if kind is None:
+            raise Refused(HTTPStatus.NOT_FOUND, f"allowed: {', '.join(kinds)}")
+        sees_addresses = self._sees_addresses(self._viewer(request))
+        asked = kind.parse(Question(request.query_params, sees_addresses, self._hider))
+        hidden = request.query_params.get("hidden") == "true" or not sees_addresses
         try:
-            answer = await self._feed.history(known or name, seconds, is_stranger=not sees_addresses)
+            return await self._feed.answer(kind, asked, form, hidden=hidden, is_stranger=not sees_addresses)
         except Busy as error:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many histories requested at a time") from error
-        if known is None and answer["kind"] == "client" and not sees_addresses:
-            raise Refused(HTTPStatus.FORBIDDEN, "log in to see the history of a device")
-        return JSONResponse(answer)
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many questions at a time") from error
 
     async def _log_in(self, request: Request) -> Response:
         if self._sessions is None:
@@ -232,12 +220,6 @@ async def _body(request: Request) -> Any:  # noqa: ANN401
         return json.loads(await request.body())
     except (ValueError, RecursionError) as error:
         raise Refused(HTTPStatus.BAD_REQUEST, "the request is not JSON") from error
-
-
-def _is_address(name: str) -> bool:
-    with suppress(ValueError):
-        return ip_address(name) is not None
-    return False
 
 
 def _peer(request: Request) -> str:

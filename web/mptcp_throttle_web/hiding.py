@@ -18,8 +18,11 @@ _HIDDEN_KEYS: Final = frozenset({"token", "client_port", "device"})
 _RUN: Final = re.compile(r"[0-9a-fA-F:.]{2,}")
 _MAX_RUN: Final = 100
 _PORT_AFTER_NAME: Final = re.compile(r"\[?(host-[0-9a-f]{8})\]?:\d{1,5}\b")
-# As `mptcp_throttle.devices.named` writes it.
-_DEVICE_AFTER_NAME: Final = re.compile(r"(host-[0-9a-f]{8}) \([a-z0-9][a-z0-9_-]*\)")
+_DEVICE: Final = "[a-z0-9][a-z0-9_-]*"
+# As `mptcp_throttle.devices.named` writes it, and as the log does.
+_DEVICE_AFTER_NAME: Final = re.compile(rf"(host-[0-9a-f]{{8}})(?: \({_DEVICE}\)| device={_DEVICE})")
+# As `mptcp_throttle.devices.alone` writes it. Texts of the kernel have the word, too: "No such device or address".
+_DEVICE_ALONE: Final = re.compile(rf"\bdevice {_DEVICE}(?=:| added| removed)")
 
 
 class Hider:
@@ -35,7 +38,7 @@ class Hider:
         match data:
             case str():
                 text = _PORT_AFTER_NAME.sub(r"\1", _RUN.sub(self._replace, data))
-                return _DEVICE_AFTER_NAME.sub(r"\1", text)
+                return _DEVICE_ALONE.sub("a device", _DEVICE_AFTER_NAME.sub(r"\1", text))
             case list():
                 return [self.hidden(item) for item in data]
             case dict():

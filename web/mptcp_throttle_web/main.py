@@ -32,6 +32,7 @@ from mptcp_throttle_web.control import Control
 from mptcp_throttle_web.feed import Feed
 from mptcp_throttle_web.guard import Guard
 from mptcp_throttle_web.hiding import Hider
+from mptcp_throttle_web.questions import Ask
 from mptcp_throttle_web.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -79,6 +80,23 @@ def _tcp_listener(address: ListenAddress) -> socket.socket:
         raise UserError(problem, os.EX_UNAVAILABLE) from error
 
 
+def _kept_connections(daemon: Path) -> Ask:
+    """Calls the daemon by as many connections as there are calls at the same time; later calls use them again."""
+    idle: list[RpcClient] = []
+
+    def ask(method: str, *parameters: Json) -> Json:
+        try:
+            client = idle.pop()
+        except IndexError:
+            client = RpcClient(daemon, _CALL_SECONDS, keep=True)
+        try:
+            return client.call(method, *parameters)
+        finally:
+            idle.append(client)
+
+    return ask
+
+
 def _tls_context(config: Config) -> ssl.SSLContext | None:
     """None without a certificate. Raises UserError."""
     for key, path in (("certificate", config.web.certificate), ("key", config.web.key)):
@@ -96,13 +114,10 @@ def _tls_context(config: Config) -> ssl.SSLContext | None:
 
 
 async def _serve(config: Config, tls: ssl.SSLContext | None) -> None:
-    def ask(method: str, *parameters: Json) -> Json:
-        return RpcClient(config.sockets.daemon, _CALL_SECONDS).call(method, *parameters)
-
     web, hider = config.web, Hider()
-    feed = Feed(ask, hider)
+    feed = Feed(_kept_connections(config.sockets.daemon), hider)
     sessions = None if web.password_hash is None else Sessions(web.password_hash)
-    control = Control(feed.call) if web.control else None
+    control = Control(feed.call, hider) if web.control else None
     waiting = {"listeners": 1 + (web.listen is not None)}
 
     def note_started() -> None:

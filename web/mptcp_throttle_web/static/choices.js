@@ -1,6 +1,6 @@
 // The choices of the user. The address of the page has them, so that a reload, a bookmark or a link keeps them.
 
-const DEFAULTS = { range: "600", direction: "sent", order: "sent", number: "20", pattern: "", hidden: "", theme: "", open: "" };
+const DEFAULTS = { client: "", range: "600", direction: "sent", order: "held", network: "", rule: "", pattern: "", kinds: "subflows", folded: "week timeline", hidden: "", theme: "" };
 const listeners = [];
 export const choices = inAddress();
 write();
@@ -8,22 +8,33 @@ write();
 function inAddress() {
   const written = [...new URLSearchParams(location.hash.slice(1))];
   const read = { ...DEFAULTS, ...Object.fromEntries(written.filter(([name]) => Object.hasOwn(DEFAULTS, name))) };
-  if (read.hidden !== "true") return read;
-  return { ...read, pattern: "", open: read.open.split(" ").filter((name) => name.includes("/host-")).join(" ") };
+  return read.hidden === "true" ? { ...read, pattern: "", client: read.client.startsWith("host-") ? read.client : "" } : read;
 }
 
 // A screenshot may show the address bar: while addresses of clients are hidden, the search pattern is not in it.
-function write() {
-  const written = choices.hidden === "true" ? { ...choices, pattern: "" } : choices;
-  const changed = Object.entries(written).filter(([name, chosen]) => chosen !== DEFAULTS[name]);
-  const hash = new URLSearchParams(changed).toString();
-  history.replaceState(null, "", hash ? `#${hash}` : location.pathname);
+function hashOf(chosen) {
+  const written = chosen.hidden === "true" ? { ...chosen, pattern: "" } : chosen;
+  const changed = Object.entries(written).filter(([name, value]) => value !== DEFAULTS[name]);
+  return new URLSearchParams(changed).toString();
 }
 
+function write(isNewPlace = false) {
+  const hash = hashOf(choices);
+  const address = hash ? `#${hash}` : location.pathname;
+  if (isNewPlace) history.pushState(null, "", address);
+  else history.replaceState(null, "", address);
+}
+
+// To open in another tab, or to send.
+export function addressOfClient(client) {
+  return `#${hashOf({ ...DEFAULTS, client, hidden: choices.hidden })}`;
+}
+
+// Another client is another place: the browser's button "back" leaves it.
 export function choose(name, value) {
   if (choices[name] === value) return;
   choices[name] = value;
-  write();
+  write(name === "client");
   for (const listener of listeners) listener(name);
 }
 
@@ -31,42 +42,25 @@ export function onChoice(listener) {
   listeners.push(listener);
 }
 
-// The user has changed the address.
-addEventListener("hashchange", () => {
-  for (const [name, value] of Object.entries(inAddress())) choose(name, value);
-});
-
-export function isOpen(client) {
-  return choices.open.split(" ").includes(client);
+// The user has changed the address, or has gone back.
+function follow() {
+  if (location.hash !== "" && !isOfChoices()) return;
+  const asked = inAddress();
+  const changed = Object.keys(asked).filter((name) => asked[name] !== choices[name]);
+  Object.assign(choices, asked);
+  write();
+  for (const name of changed) for (const listener of listeners) listener(name);
 }
 
-export function toggleOpen(client) {
-  const open = choices.open.split(" ").filter((name) => name !== "" && name !== client);
-  if (!isOpen(client)) open.push(client);
-  choose("open", open.slice(-8).join(" "));
+// A link to a part of the page is no choice.
+function isOfChoices() {
+  return [...new URLSearchParams(location.hash.slice(1)).keys()].some((name) => Object.hasOwn(DEFAULTS, name));
 }
 
-// Called when the names of clients change, because their addresses are hidden from now on or shown again.
-export function forgetClients() {
-  choose("open", "");
+addEventListener("popstate", follow);
+
+// Called when addresses are hidden from now on.
+export function forgetAddresses() {
+  if (!choices.client.startsWith("host-")) choose("client", "");
   choose("pattern", "");
-}
-
-// Ties a select, a checkbox or a text field to a choice.
-export function bind(control, name) {
-  const isBox = control.type === "checkbox";
-  const show = () => {
-    if (isBox) control.checked = choices[name] === "true";
-    else if (control.value !== choices[name]) control.value = choices[name];
-  };
-  let later;
-  control.addEventListener(control.type === "search" ? "input" : "change", () => {
-    clearTimeout(later);
-    const value = isBox ? (control.checked ? "true" : "") : control.value;
-    later = setTimeout(() => choose(name, value), control.type === "search" ? 300 : 0);
-  });
-  onChoice((changed) => {
-    if (changed === name) show();
-  });
-  show();
 }

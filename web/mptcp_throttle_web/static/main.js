@@ -1,18 +1,32 @@
-// The page: one stream of answers from mptcp-throttle-web, shown by the other modules.
+// The page: a stream of answers from mptcp-throttle-web, and questions about what is in view, shown by the other modules.
 
 import { Actions } from "./actions.js";
-import { bind, choices, forgetClients, onChoice } from "./choices.js";
-import { showClients, showDecisions } from "./clients.js";
-import { byId, setText } from "./dom.js";
-import { count, moment } from "./format.js";
-import { Networks, showAttention } from "./networks.js";
+import { showAttention } from "./attention.js";
+import { showBudgets } from "./budgets.js";
+import { choices, choose, forgetAddresses, onChoice } from "./choices.js";
+import { clearClient, drawClient, prepareClient, showClient, showClientProblem } from "./client.js";
+import { askClientsAgain, clearClients, clientsAsked, prepareClients, printClients, setNetworks, showClients } from "./clients.js";
+import { byId, element, setText, toggles } from "./dom.js";
+import { exportLinks } from "./exports.js";
+import { prepareFolds, showFolds } from "./folds.js";
+import { count, moment, setZone } from "./format.js";
+import { goTo, prepareKeyboard } from "./keyboard.js";
+import { Networks } from "./networks.js";
+import { Poll, seen } from "./polls.js";
+import { showProxies } from "./proxies.js";
+import { DIRECTIONS, DRAW_SECONDS, RANGES } from "./ranges.js";
+import { showSaved } from "./saved.js";
 import { session, Stream } from "./server.js";
+import { clearTimeline, prepareTimeline, showTimeline } from "./timeline.js";
+import { say } from "./toast.js";
+import { showAway, showVerdict } from "./verdict.js";
+import { showWaiting } from "./waiting.js";
+import { showWeek, weekAsked } from "./week.js";
 
 const SILENT_SECONDS = 5; // answers come every second; a slow daemon is asked less often
 const REOPEN_SECONDS = 30;
 const OLD_SECONDS = 10; // the daemon observes every second, or with a hundred thousand subflows every few seconds
-const DRAW_SECONDS = { 600: 5, 3600: 30, 86400: 60, 5184000: 600 };
-const darkSystem = matchMedia("(prefers-color-scheme: dark)");
+const THEMES = { "": "as the system", light: "light", dark: "dark" };
 
 let latest = null;
 let isDown = false; // a problem is shown in place of the present state
@@ -21,15 +35,37 @@ let answeredAt; // seconds since the epoch
 let shown; // what the page shows of clients: "addresses", "names" or "nothing"
 let drawing;
 
-const actions = new Actions(connect, (text) => showText("refusal", text));
+const present = () => latest?.networks ?? [];
+const actions = new Actions({ sessionChanged: connect, showProblem: (text) => showText("refusal", text), changed: askAgain, present });
 const networks = new Networks(actions);
 // When the session has ended, the page must offer the log-in again.
 const stream = new Stream(show, (problem) => showConnection(problem), () => actions.refresh());
+const isOverview = () => choices.client === "";
 
-// What this visitor sees of clients.
-function seen() {
-  if (!session.sees) return "nothing";
-  return session.sees_addresses && choices.hidden !== "true" ? "addresses" : "names";
+const polls = {
+  saved: new Poll({ path: "/api/saved", seconds: 60, target: byId("saved"), show: (answer) => showSaved(answer, present()) }),
+  waiting: new Poll({ path: "/api/waiting", seconds: 60, target: byId("waiting"), show: (answer) => showWaiting(answer, present()) }),
+  budgets: new Poll({ path: "/api/budgets", seconds: 5, target: byId("budgets"), show: (answer) => showPlan(() => showBudgets(answer, present(), actions)) }),
+  week: new Poll({ path: "/api/week", seconds: 60, target: byId("week"), parameters: weekAsked, show: (answer) => showPlan(() => showWeek(answer, present())) }),
+  clients: new Poll({ path: "/api/clients", seconds: 2, target: byId("clients"), parameters: clientsAsked, show: showClients }),
+  timeline: new Poll({ path: "/api/timeline", seconds: 5, target: byId("timeline"), show: ({ events }) => showTimeline({ events, networks: present() }) }),
+};
+const clientPoll = new Poll({
+  path: "/api/client",
+  seconds: 2,
+  target: byId("client-page"),
+  parameters: () => ({ name: choices.client }),
+  show: (answer) => {
+    const isFirst = byId("client-facts") === null;
+    showClient(answer, present());
+    if (isFirst) draw();
+  },
+  fail: (error) => showClientProblem(error.message),
+});
+
+function showPlan(fill) {
+  fill();
+  byId("plans").hidden = byId("budgets").hidden && byId("week").hidden;
 }
 
 // Removes everything that a visitor with other rights saw.
@@ -38,8 +74,15 @@ function clear() {
   latest = null;
   isDown = false;
   networks.clear();
-  for (const id of ["attention", "client-tables", "decision-rows"]) byId(id).replaceChildren();
-  for (const id of ["notice", "refusal", "chart-problem"]) showText(id, "");
+  clearClients();
+  clearClient();
+  clearTimeline();
+  for (const id of ["attention", "saved-body", "waiting-body", "budget-list", "week-panel", "proxy-rows"]) {
+    byId(id).replaceChildren();
+    delete byId(id).filledWith;
+  }
+  for (const id of ["saved", "waiting", "attention-panel", "answers", "plans", "budgets", "week", "proxies"]) byId(id).hidden = true;
+  for (const id of ["refusal", "chart-problem"]) showText(id, "");
   setText(byId("versions"), "");
   delete document.body.dataset.drawn;
 }
@@ -48,18 +91,38 @@ function connect() {
   const before = shown;
   shown = seen();
   if (before !== shown) clear();
-  if (before !== undefined && before !== shown) forgetClients();
-  byId("hidden").disabled = !session.sees_addresses;
-  byId("hidden").checked = choices.hidden === "true" || !session.sees_addresses;
+  if (before === "addresses" && before !== shown) forgetAddresses();
+  showHidden();
   byId("pattern").disabled = !session.sees_addresses;
+  stopPolls();
   if (!session.sees) {
     stream.close();
+    showAway("Log in to see anything", ["This page shows nothing before a log-in."]);
     showState("problem", "log in to see anything");
     return;
   }
   waitingSince = performance.now();
-  const { number, order, hidden } = choices;
-  stream.open({ number, order, pattern: session.sees_addresses ? choices.pattern : "", hidden: hidden === "true" });
+  stream.open({ hidden: shown === "addresses" ? null : "true" });
+}
+
+function showHidden() {
+  const isHidden = shown !== "addresses";
+  byId("hidden").disabled = !session.sees_addresses;
+  byId("hidden").setAttribute("aria-pressed", String(isHidden));
+}
+
+function stopPolls() {
+  for (const poll of [...Object.values(polls), clientPoll]) poll.stop();
+}
+
+function startPolls() {
+  stopPolls();
+  for (const poll of isOverview() ? Object.values(polls) : [clientPoll]) poll.start();
+}
+
+// After a change, what it has changed is there at once.
+function askAgain() {
+  for (const poll of [...Object.values(polls), clientPoll]) poll.now();
 }
 
 function show(answer) {
@@ -72,29 +135,44 @@ function show(answer) {
   isDown = false;
   latest = answer;
   answeredAt = Date.now() / 1000;
-  const { daemon, top } = answer;
-  if (answer.rates_age > OLD_SECONDS) showState("problem", `not up to date: the rates are those of ${moment(top.observed_at)}`);
-  else showState("", "live", `: ${count(top.connections, "connection")}`);
-  showText("notice", daemon.pause === null ? "" : "Paused by the operator: nothing is throttled.");
+  const { daemon } = answer;
+  setZone(daemon.time_zone);
+  if (answer.rates_age > OLD_SECONDS) showState("problem", `not up to date: the rates are those of ${moment(daemon.observed_at ?? answeredAt - answer.rates_age)}`);
+  else showState("live", "live", `: ${count(answer.clients, "client")}`);
+  actions.showLive(true);
   actions.showPause(daemon.pause !== null);
+  byId("answers").hidden = false;
+  showVerdict(answer);
   showAttention(answer.attention);
-  networks.show(top);
-  showClients(top);
-  showDecisions(answer.decisions);
+  showProxies(daemon.fleet);
+  networks.show(answer.networks);
+  setNetworks(answer.networks);
+  if (isOverview()) showTimeline({ decisions: answer.decisions, networks: answer.networks });
   const page = session.version === daemon.version ? "" : `, this page ${session.version}`;
-  setText(byId("versions"), `mptcp-throttled ${daemon.version}${page} on ${daemon.interfaces.join(", ")}, classes assigned by ${daemon.classifier}`);
-  if (isBack) draw();
+  const zone = daemon.time_zone ? ` · times are those of ${daemon.time_zone}` : "";
+  setText(byId("versions"), `mptcp-throttled ${daemon.version}${page} on ${daemon.interfaces.join(", ")} · classes assigned by ${daemon.classifier}${zone}`);
+  if (isBack) {
+    startPolls();
+    draw();
+  }
 }
 
-// The page may go on showing earlier answers.
+// The page goes on showing earlier answers, if there are any.
 function showConnection(problem) {
   isDown = true;
+  stopPolls();
   showState("problem", `not up to date: ${problem}`);
+  actions.showLive(false);
+  const isOfDaemon = !/^(mptcp-throttle-web|no answer)/.test(problem);
+  const title = isOfDaemon ? "The daemon does not answer" : "mptcp-throttle-web does not answer";
+  const detail = /no (service )?answer|does not answer/.test(problem) ? "" : `${problem}. `;
+  const below = latest === null ? "" : ` What is below is of ${moment(answeredAt)}.`;
+  showAway(title, [detail, { command: `systemctl status ${isOfDaemon ? "mptcp-throttled" : "mptcp-throttle-web"}` }, ` on the proxy says why.${below}`]);
 }
 
 // `detail` may change all the time: screen readers announce only what is before it.
 function showState(kind, state, detail = "") {
-  byId("connection").className = kind;
+  byId("connection").className = `state ${kind}`;
   setText(byId("connection"), state + detail);
   setText(byId("announcement"), state);
 }
@@ -116,7 +194,8 @@ async function draw() {
   clearTimeout(drawing);
   const { range } = choices;
   try {
-    await networks.draw();
+    if (isOverview()) await networks.load();
+    else await drawClient();
     showText("chart-problem", "");
     document.body.dataset.drawn = range;
   } catch (error) {
@@ -127,25 +206,84 @@ async function draw() {
 }
 
 function showTheme() {
-  document.documentElement.dataset.theme = choices.theme || (darkSystem.matches ? "dark" : "light");
+  document.documentElement.dataset.theme = choices.theme;
+  byId("theme").setAttribute("aria-label", `Colours ${THEMES[choices.theme] ?? ""}`);
 }
 
-for (const name of ["hidden", "theme", "range", "direction", "pattern", "order", "number"]) bind(byId(name), name);
-onChoice((name) => {
-  if (["hidden", "pattern", "order", "number"].includes(name)) connect();
-  if (name === "theme") showTheme();
-  if (["range", "direction", "theme"].includes(name) && latest !== null) draw();
-  if (name === "open" && latest !== null) showClients(latest.top);
-});
-// A link to a part of the page would replace the choices in its address.
-document.querySelector(".skip").addEventListener("click", (event) => {
+// Either all clients, or the page of one.
+function showView() {
+  byId("overview").hidden = !isOverview();
+  byId("client-page").hidden = isOverview();
+  if (isOverview()) clearClient();
+  if (latest === null) return;
+  startPolls();
+  draw();
+  scrollTo(0, 0);
+}
+
+function bind(control, name, milliseconds) {
+  let later;
+  control.value = choices[name];
+  control.addEventListener("input", () => {
+    clearTimeout(later);
+    later = setTimeout(() => choose(name, control.value), milliseconds);
+  });
+  onChoice((changed) => {
+    if (changed === name && control.value !== choices[name]) control.value = choices[name];
+  });
+}
+
+prepareClients(polls.clients);
+prepareClient(actions);
+prepareTimeline();
+prepareKeyboard();
+prepareFolds();
+const showRange = toggles(byId("range"), RANGES, (value) => choose("range", value));
+const showDirection = toggles(byId("direction"), DIRECTIONS, (value) => choose("direction", value));
+showRange(choices.range);
+showDirection(choices.direction);
+bind(byId("pattern"), "pattern", 300);
+bind(byId("network"), "network", 0);
+bind(byId("rule"), "rule", 0);
+byId("saved-exports").append(exportLinks("saved"));
+byId("waiting-exports").append(exportLinks("waiting"));
+byId("week-exports").append(exportLinks("week", weekAsked));
+byId("networks-exports").append(exportLinks("networks"));
+byId("budgets-exports").append(exportLinks("budgets"));
+byId("clients-exports").append(exportLinks("clients", () => ({ order: choices.order, network: choices.network, rule: choices.rule, search: choices.pattern })));
+byId("clients-exports").append(element("button", { type: "button", className: "plain", textContent: "Print", "aria-label": "Print all clients", onclick: () => printClients().catch((error) => say(error.message)) }));
+byId("timeline-exports").append(exportLinks("timeline"));
+byId("theme").onclick = () => choose("theme", { "": "dark", dark: "light", light: "" }[choices.theme]);
+byId("hidden").onclick = () => choose("hidden", choices.hidden === "true" ? "" : "true");
+byId("brand").onclick = (event) => {
   event.preventDefault();
-  byId("networks").focus();
+  choose("client", "");
+};
+onChoice((name) => {
+  if (name === "hidden") connect();
+  if (name === "theme") showTheme();
+  if (name === "client") showView();
+  if (["pattern", "network", "rule", "order"].includes(name)) askClientsAgain();
+  if (name === "kinds") showTimeline();
+  if (name === "folded") showFolds();
+  if (["range", "direction"].includes(name)) {
+    showRange(choices.range);
+    showDirection(choices.direction);
+    if (latest !== null) draw();
+  }
 });
-darkSystem.addEventListener("change", () => {
-  showTheme();
-  if (latest !== null) draw();
+// A link would replace the other choices in the address.
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[href^='#']");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  const id = link.getAttribute("href").slice(1);
+  if (link.dataset.client === undefined && byId(id) === null) return;
+  event.preventDefault();
+  if (link.dataset.client === undefined) goTo(id);
+  else choose("client", link.dataset.client);
 });
 showTheme();
+byId("overview").hidden = !isOverview();
+byId("client-page").hidden = isOverview();
 setInterval(checkAge, 1000);
 actions.refresh().catch((error) => showConnection(error.message));

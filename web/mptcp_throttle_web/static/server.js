@@ -20,8 +20,24 @@ async function json(response) {
   return answer;
 }
 
+// Of what is null or undefined, the server has its own default.
+function query(parameters) {
+  return new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== ""));
+}
+
 export async function get(path, parameters = {}) {
-  return json(await fetch(`${path}?${new URLSearchParams(parameters)}`, { headers: headers() }));
+  return json(await fetch(`${path}?${query(parameters)}`, { headers: headers() }));
+}
+
+// A file, to save. A link alone could not send the secret.
+export async function save(path, parameters, name) {
+  const response = await fetch(`${path}?${query(parameters)}`, { headers: headers() });
+  if (!response.ok) await json(response);
+  const address = URL.createObjectURL(await response.blob());
+  const link = document.createElement("a");
+  Object.assign(link, { href: address, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
 export async function post(path, body = {}) {
@@ -60,7 +76,7 @@ export class Stream {
 
   async follow(parameters, signal) {
     try {
-      const response = await fetch(`/api/events?${new URLSearchParams(parameters)}`, { headers: headers(), signal });
+      const response = await fetch(`/api/events?${query(parameters)}`, { headers: headers(), signal });
       if (!response.ok) await json(response);
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
