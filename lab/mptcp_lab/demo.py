@@ -41,6 +41,9 @@ One after another: while services start, two processors are busy, and others wou
 FULL_SITUATIONS: Final = (*SITUATIONS, "backup")
 """Those of `--full`."""
 
+BOTH_METHODS: Final = ("capped-1mbit", "as-in-the-thesis")
+"""Those of `--as-in-the-thesis`: one download with the default configuration, and with that of the thesis."""
+
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -53,7 +56,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--full", action="store_true", help="large files, and the situation `backup`: about 6 minutes instead of 1.5"
     )
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--as-in-the-thesis",
+        action="store_true",
+        help="run one download by the default method, and by that of the thesis (config/examples/thesis)",
+    )
+    which.add_argument(
         "--only",
         action="append",
         choices=FULL_SITUATIONS,
@@ -111,7 +120,8 @@ def run() -> int:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     console.print("kernel {release}, congestion control {congestion_control}".format(**environment()), highlight=False)
     variant, usual = ("full", FULL_SITUATIONS) if options.full else ("short", SITUATIONS)
-    names = [name for name in FULL_SITUATIONS if name in (options.only or usual)]
+    in_order = [name for name in FULL_SITUATIONS if name in (options.only or usual)]
+    names = BOTH_METHODS if options.as_in_the_thesis else in_order
     situations = chosen(f"demo/{name}:{variant}" for name in names)
     experiments = [_with_classifier(experiment, options.classifier) for experiment in situations]
     display = Display(console, sum(expected_seconds(experiment.scenario) for experiment in experiments))
@@ -140,9 +150,11 @@ def run() -> int:
 
 
 def _with_classifier(experiment: Experiment, classifier: ClassifierKind) -> Experiment:
-    """The experiment with this `daemon.classifier`, if our services run in it."""
+    """The experiment with this `daemon.classifier`, if our services run in it and their method has no other one."""
+    from mptcp_lab.scenario.scenario_schema import Method
+
     scenario = experiment.scenario
-    if scenario.throttle is None:
+    if scenario.throttle is None or scenario.throttle.method is not Method.DEFAULT:
         return experiment
     throttle = scenario.throttle.model_copy(update={"classifier": classifier})
     return replace(experiment, scenario=scenario.model_copy(update={"throttle": throttle}))

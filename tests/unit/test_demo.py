@@ -7,12 +7,17 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from page_server import canned_daemon, first_event, free_port
+from page_server import canned_daemon, first_event
 from polling import eventually
 
 from mptcp_lab import demo
+from mptcp_lab.free_port import free_port
 from mptcp_lab.scenario.files import chosen
+from mptcp_lab.scenario.plan import Addresses
+from mptcp_lab.scenario.scenario_schema import Method
+from mptcp_lab.scenario.stage import THESIS
 from mptcp_lab.watched_page import watching
+from mptcp_throttle.config.load import load_config
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import ClassifierKind
@@ -24,6 +29,24 @@ def test_chosen_marks_are_those_of_the_services(situation: str) -> None:
     throttle = demo._with_classifier(experiment, ClassifierKind.RULES).scenario.throttle
     assert (throttle is None) == (experiment.scenario.throttle is None)
     assert throttle is None or throttle.classifier is ClassifierKind.RULES
+
+
+def test_demo_of_the_thesis_has_the_networks_of_its_configuration() -> None:
+    experiments = [chosen([f"demo/{name}:short"])[0].scenario for name in demo.BOTH_METHODS]
+    throttles = [scenario.throttle for scenario in experiments if scenario.throttle is not None]
+    assert [throttle.method for throttle in throttles] == [Method.DEFAULT, Method.THESIS]
+    config = load_config(THESIS)
+    links = Addresses(experiments[1])
+    for name, network in throttles[1].networks.items():
+        ours = config.network(name)
+        assert ours is not None
+        assert (network.preference, network.per, network.rates) == (ours.preference, ours.per, ours.rates)
+        assert ours.subnets == (links.subnet(network.link, 4),)
+
+
+def test_demo_of_the_thesis_keeps_its_classifier() -> None:
+    (experiment,) = chosen(["demo/as-in-the-thesis:short"])
+    assert demo._with_classifier(experiment, ClassifierKind.NFT) is experiment
 
 
 def test_watched_page_shows_the_daemon_that_runs(tmp_path: Path) -> None:

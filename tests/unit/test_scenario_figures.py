@@ -6,17 +6,19 @@ import pytest
 
 from mptcp_lab.curve import Curve
 from mptcp_lab.disorder.summary import Disorder
+from mptcp_lab.playback import Played
 from mptcp_lab.port import Port
 from mptcp_lab.sampler import InterfaceSample, SocketInfo, SubflowSample
 from mptcp_lab.scenario.figures import measure
 from mptcp_lab.scenario.files import Experiment, load
 from mptcp_lab.scenario.judge import Statistic, compare, judge, summarise
 from mptcp_lab.scenario.recording import Event, FlowResult, Recording
-from mptcp_lab.scenario.results import Result, Run, read_results, write_result
+from mptcp_lab.scenario.results import Result, Run, read_results, subflow_totals, write_result
+from mptcp_lab.video import segment_bytes, wifi_trace
 
 HEAD = """\
 title: two links
-seed: what the seed found
+seed: {document: S2, lines: [617], finding: what the seed found}
 why: the world has changed
 scale: 10
 duration: 10s
@@ -41,7 +43,9 @@ def interface(at: float, port: str, received: int) -> InterfaceSample:
 
 
 def subflow(at: float, cookie: int, local: str, received: int) -> SubflowSample:
-    return SubflowSample(at, "b", SocketInfo(cookie, local, 5201, "10.1.0.1", 40000, 0, received, 10, 0.01, 0, 0, 0))
+    packets = received // 1000
+    socket = SocketInfo(cookie, local, 5201, "10.1.0.1", 40000, 0, received, 10, 0.01, 0, 0, 0, packets)
+    return SubflowSample(at, "b", socket)
 
 
 # 1 MB/s over link one in 10 s; over link two 1 MB in the first 2 s, whose socket is closed then.
@@ -76,6 +80,10 @@ RECORDING = Recording(
         ("{volume: [two], from: 1s}", 0.5),
         ("{received: x, to: 2s}", 12.0),
         ("{received: x, over: [two]}", 0.8),
+        ("{subflow_bytes: x}", 8_000_000),
+        ("{subflow_bytes: x, over: [two], to: 1s}", 500_000),
+        ("{subflow_packets: x}", 8000),
+        ("{subflow_packets: x, over: [two]}", 1000),
         ("{goodput: x}", 10.0),
         ("{seconds: x}", 8.0),
         ("{counter: b.TcpRetransSegs}", 7.0),
@@ -96,6 +104,35 @@ RECORDING = Recording(
 def test_measure_reads_each_kind_of_figure(tmp_path: Path, figure: str, value: float | None) -> None:
     (experiment,) = scenario_of(tmp_path, f"report:\n  f: {figure}\n")
     assert measure(experiment.scenario, RECORDING)["f"] == pytest.approx(value)
+
+
+def test_totals_are_what_each_subflow_had_when_it_was_last_seen(tmp_path: Path) -> None:
+    (experiment,) = scenario_of(tmp_path, "report: {f: {goodput: x}}\n")
+    idle = subflow(3, 3, "10.1.0.2", 0)
+    totals = subflow_totals(experiment.scenario, [*RECORDING.subflows, idle])
+    carried = [(total["link"], total["received_bytes"], total["received_packets"]) for total in totals]
+    assert carried == [("one", 7_000_000, 7000), ("two", 1_000_000, 1000)]
+
+
+def test_video_has_stalls_bitrate_and_a_least_volume(tmp_path: Path) -> None:
+    played = [Played(1_000_000, 0.0, 1.0, 1.0), Played(500_000, 1.0, 6.0, 5.0)]
+    recording = replace(RECORDING, flows={"x": FlowResult(6.0, 750_000, played)})
+    text = """\
+title: a video
+duration: 10s
+hosts: {ue: {}, proxy: {server: squid}, origin: {run: [origin]}}
+links:
+  wifi: {ends: [ue.eth0, proxy.eth0], trace: 1}
+  origin: {ends: [ue.eth1, origin.eth0], rate: 8mbit}
+flows: {x: {from: origin, to: ue, via: proxy, video: 8s}}
+report: {stalls: {stalls: x}, bitrate: {bitrate: x}, least: {least_volume: x}}
+"""
+    (tmp_path / "x.yaml").write_text(text)
+    (experiment,) = load("s/x", tmp_path / "x.yaml")
+    found = measure(experiment.scenario, recording)
+    assert (found["stalls"], found["bitrate"]) == (1.0, 0.75)
+    wifi = wifi_trace(1, 10)[0].rate
+    assert found["least"] == pytest.approx((segment_bytes(1_000_000) - wifi / 8) / 1e6)
 
 
 def test_outages_paths_and_completion_have_figures(tmp_path: Path) -> None:
@@ -130,8 +167,10 @@ def numbers(**medians: float | None) -> Mapping[str, Statistic | None]:
 
 
 def test_compare_scales_the_seeds_rates_and_applies_the_tolerance(tmp_path: Path) -> None:
-    report = "report:\n  f: {rate: [one], seed: 100, within: 10%}\n  g: {seconds: x, seed: 2}\n  h: {seconds: x}\n"
-    report += "  i: {seconds: x, seed: 1, not_comparable: a simulation}\n"
+    report = (
+        "report:\n  f: {rate: [one], seed: 100 @ 1, within: 10%}\n  g: {seconds: x, seed: 2 @ 1}\n  h: {seconds: x}\n"
+    )
+    report += "  i: {seconds: x, seed: 1 @ 1, not_comparable: a simulation}\n"
     (experiment,) = scenario_of(tmp_path, report)
     rows = compare(experiment.scenario, numbers(f=10.9, g=3.0, h=1.0, i=1.0))
     assert [(row.figure, row.seed, row.match, row.why) for row in rows] == [

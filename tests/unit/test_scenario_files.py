@@ -5,16 +5,20 @@ import pytest
 
 from mptcp_lab.scenario import scenario_schema as schema
 from mptcp_lab.scenario.files import Experiment, available, chosen, load, scaled
+from mptcp_lab.scenario.plan import player_arguments, traced
 from mptcp_lab.scenario.quantities import Moment
 from mptcp_lab.scenario.scenario_schema import Kernel
+from mptcp_lab.scenario.seed_section import Cited
+from mptcp_lab.video import wifi_trace
 from mptcp_throttle.config.validation import Section
 from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.units import Rate
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/contribute/lab.md").read_text()
 
 GOOD = """\
 title: two links
-seed: what the seed found
+seed: {document: S2, lines: [617], finding: what the seed found}
 duration: 10s
 hosts:
   a: {}
@@ -25,7 +29,7 @@ links:
 flows:
   mptcp: {from: a, to: b}
 report:
-  total: {rate: [one, two], from: 2s, seed: 9.8}
+  total: {rate: [one, two], from: 2s, seed: 9.8 @ 617}
 """
 
 
@@ -55,7 +59,8 @@ def test_hidden_file_is_no_scenario(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", available())
 def test_project_scenarios_are_valid_and_say_what_the_seed_found(name: str) -> None:
     experiments = load(name, available()[name])
-    assert all(len(e.scenario.seed or "") > 40 for e in experiments if re.match(r"s\d", name))
+    of_seed = [e.scenario.seed for e in experiments if re.match(r"s\d", name)]
+    assert all(seed is not None and seed.document == name[:2].upper() for seed in of_seed)
     assert all(experiment.scenario.report for experiment in experiments)
 
 
@@ -68,7 +73,7 @@ def test_load_fills_in_defaults(tmp_path: Path) -> None:
     (experiment,) = loaded(tmp_path, GOOD)
     assert experiment.name == "set/x"
     assert experiment.scenario.links["one"].mtu == 1500
-    assert experiment.scenario.report["total"].seed == 9.8
+    assert experiment.scenario.report["total"].seed == Cited(9.8, 1, 617)
     assert experiment.scenario.report["total"].unit == "Mb/s"
 
 
@@ -91,7 +96,7 @@ def test_load_fills_in_defaults(tmp_path: Path) -> None:
         ("a.eth1", "a.eth0", "9: links.two.ends[0]: 'a.eth0': is an end of another link; allowed:"),
         ("a.eth1", "a", "9: links.two.ends[0]: 'a': allowed: HOST.INTERFACE, each up to 7"),
         ("[one, two]", "[one, three]", "13: report.total.rate: no such link: three; allowed: one, two"),
-        ("seed: 9.8", "seed: a lot", "13: report.total.seed: 'a lot': allowed: a number from 0"),
+        ("seed: 9.8 @ 617", "seed: a lot", "13: report.total.seed: 'a lot': allowed: NUMBER @ LINE, or"),
         ("total: {rate: [one, two],", "total: {", "13: report.total: allowed: exactly one of rate, volume"),
         ("duration: 10s", "duration: 10", "3: duration: 10: is not a duration; allowed: a number with ms"),
         ("title: two links\n", "", "1: title: is required"),
@@ -189,6 +194,89 @@ def test_load_refuses_mistakes_about_switches(tmp_path: Path, old: str, new: str
     assert found.startswith(f"x.yaml:{problem}")
 
 
+THROTTLED = """\
+title: a client and a proxy
+duration: 10s
+hosts: {ue: {}, proxy: {server: squid, run: [throttle]}, origin: {run: [origin]}}
+links:
+  lte: {ends: [ue.eth0, proxy.eth0], rate: 8mbit}
+  origin: {ends: [ue.eth1, origin.eth0], rate: 8mbit}
+throttle:
+  clock: 2027-01-10 12:00:00
+  networks: {lte: {link: lte, preference: 1, cap: 1mbit}}
+  devices: {phone: {host: ue, networks: {lte: {cap: 4mbit}}}}
+flows: {x: {from: origin, to: ue, via: proxy}}
+events:
+  - {at: 2s, clock: 2027-02-14 23:59:58}
+report: {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("  clock: 2027-01-10 12:00:00\n", "", "12: events[0].clock: '2027-02-14 23:59:58': needs throttle.clock"),
+        ("10 12:00:00", "10T12:00", "8: throttle.clock: '2027-01-10T12:00': is not a time of a clock; allowed: a date"),
+        ("host: ue", "host: me", "10: throttle.devices.phone.host: 'me': no such host; allowed: ue, proxy, origin"),
+        ("host: ue", "host: origin", "10: throttle.devices.phone.networks.lte: no network of a link of the host"),
+        ("{lte: {cap", "{wifi: {cap", "10: throttle.devices.phone.networks.wifi: no network of a link of the host"),
+        ("report: {}", "report: {f: {used: wifi}}", "14: report.f.used: 'wifi': no such name; allowed: lte"),
+    ],
+)
+def test_load_refuses_mistakes_about_clocks_and_devices(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    assert loaded(tmp_path, THROTTLED)
+    assert old in THROTTLED
+    (found, *_) = problems(tmp_path, THROTTLED.replace(old, new))
+    assert found.startswith(f"x.yaml:{problem}")
+
+
+PLAYED = """\
+title: a video
+duration: 10s
+hosts: {ue: {}, proxy: {server: squid}, origin: {run: [origin]}}
+links:
+  wifi: {ends: [ue.eth0, proxy.eth0], trace: 1}
+  origin: {ends: [ue.eth1, origin.eth0], rate: 8mbit}
+flows:
+  x: {from: origin, to: ue, via: proxy, video: 8s}
+  y: {from: origin, to: ue}
+report:
+  least: {least_volume: x}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("via: proxy, ", "", "8: flows.x.video: '8s': allowed: from origin, via a server that is an HTTP proxy"),
+        ("8s}", "8s, duration: 9s}", "8: flows.x.video: '8s': allowed: without size, duration and check"),
+        ("trace: 1", "rate: 8mbit", "11: report.least.least_volume: 'x': needs one link with a trace"),
+        ("least_volume: x", "stalls: y", "11: report.least.stalls: 'y': allowed: a flow with a video"),
+        ("report:", "until: 9s\nreport:", "10: until: '9s': allowed: only without flows with a size or a video"),
+    ],
+)
+def test_load_refuses_mistakes_about_videos(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    assert loaded(tmp_path, PLAYED)
+    assert old in PLAYED
+    (found, *_) = problems(tmp_path, PLAYED.replace(old, new))
+    assert found.startswith(f"x.yaml:{problem}")
+
+
+def test_trace_gives_each_run_another_first_rate(tmp_path: Path) -> None:
+    (experiment,) = loaded(tmp_path, PLAYED)
+    links = [traced(experiment.scenario, number).links for number in (1, 2)]
+    assert [each["wifi"].trace for each in links] == [1, 2]
+    assert [each["wifi"].rate for each in links] == [Rate(wifi_trace(seed, 1)[0].rate) for seed in (1, 2)]
+    assert [str(each["origin"].rate) for each in links] == ["8mbit", "8mbit"]
+
+
+def test_player_is_told_proxy_protocol_and_segments(tmp_path: Path) -> None:
+    (experiment,) = loaded(tmp_path, PLAYED.replace("video: 8s", "video: 9s, protocol: tcp, over: wifi"))
+    arguments = player_arguments(experiment.scenario, "x", ["low", "high"])
+    expected = ["10.1.0.2", "8080", "--from", "10.1.0.1", "--tcp", "--segments", "3", "low", "high"]
+    assert arguments[1:] == ["-m", "mptcp_lab.player", *expected]
+
+
 def test_load_refuses_a_reference_to_an_unknown_variant(tmp_path: Path) -> None:
     text = GOOD + "vary:\n  slow:\n    expect:\n      half: {of: total, to: fast/total, at_most: 1}\n"
     assert problems(tmp_path, text) == ["x.yaml:17: expect.half.to: 'fast/total': no variant has such a figure"]
@@ -217,7 +305,7 @@ def test_load_lays_variants_over_the_file_and_the_file_over_its_base(tmp_path: P
     assert slow.scenario.title == "mine"
     assert list(slow.scenario.links) == ["one"]
     assert str(slow.scenario.links["one"].rate) == "1mbit"
-    assert slow.scenario.report["total"].seed == 9.8
+    assert slow.scenario.report["total"].seed == Cited(9.8, 1, 617)
     assert list(fast.scenario.links) == ["one", "two"]
 
 
@@ -226,7 +314,7 @@ def test_load_makes_a_variant_of_each_choice_from_every_mapping(tmp_path: Path) 
     vary += "- alone: {links: {two: null}, hosts: {b: {endpoints: null}}, report: null}\n  both: {}\n"
     written(tmp_path, GOOD + vary, "base.yaml")
     text = "base: base.yaml\ntitle: mine\nreport: {one: {rate: [one]}}\n"
-    text += "combined:\n  slow-both: {report: {total: {seed: 1}}}\n  fast-alone: {report: {one: {rate: [one]}}}\n"
+    text += "combined:\n  slow-both: {report: {total: {seed: 1 @ 617}}}\n  fast-alone: {report: {one: {rate: [one]}}}\n"
     with pytest.raises(ConfigError, match=r"report: is required"):
         loaded(tmp_path, text)
     written(tmp_path, GOOD + vary.replace(", report: null", ", report: {total: null}"), "base.yaml")
@@ -234,7 +322,10 @@ def test_load_makes_a_variant_of_each_choice_from_every_mapping(tmp_path: Path) 
     assert list(found) == ["slow-alone", "slow-both", "fast-alone", "fast-both"]
     assert [str(scenario.links["one"].rate) for scenario in found.values()] == ["1mbit", "1mbit", "5mbit", "5mbit"]
     assert [len(scenario.links) for scenario in found.values()] == [1, 2, 1, 2]
-    assert [scenario.report["total"].seed for scenario in found.values() if "total" in scenario.report] == [1, 9.8]
+    assert [s.report["total"].seed for s in found.values() if "total" in s.report] == [
+        Cited(1, 1, 617),
+        Cited(9.8, 1, 617),
+    ]
 
 
 def test_chosen_finds_scenarios_by_set_name_variant_and_file(tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ ABBREVIATED = {
 """What stands for commands that each of these expressions matches."""
 HEAD = """\
 title: flows
-seed: none
 duration: 10s
 hosts: {a: {run: [origin]}, b: {server: squid}, c: {}}
 links:
@@ -90,7 +89,7 @@ def test_plan_consists_of_these_commands(path: Path) -> None:
         ("{from: a, to: b, family: 6}", "mptcpize run iperf3 --client fd00:1::2 --port 5201 --time 8 --json"),
         (
             "{from: a, to: c, protocol: udp, rate: 9mbit}",
-            "iperf3 --client 10.1.0.3 --port 5201 --udp --bitrate 9000000 --time 8 --json",
+            "iperf3 --client 10.1.0.3 --port 5201 --udp --bitrate 9000000 --pacing-timer 1287 --time 8 --json",
         ),
     ],
 )

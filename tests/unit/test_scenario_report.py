@@ -9,7 +9,7 @@ from mptcp_lab.scenario.results import Result, Run
 
 SCENARIO = """\
 title: two links
-seed: what the seed found
+seed: {document: S2, lines: [617], finding: what the seed found}
 why: the world has changed
 scale: 10
 duration: 10s
@@ -19,9 +19,9 @@ links:
 flows:
   x: {from: a, to: b}
 report:
-  f: {rate: [one], seed: 100}
-  g: {seconds: x, seed: 2}
-  h: {seconds: x, seed: 3, not_comparable: a simulation}
+  f: {rate: [one], seed: 100 @ 1}
+  g: {seconds: x, seed: 2 @ 1}
+  h: {seconds: x, seed: 3 @ 1, not_comparable: a simulation}
   i: {seconds: x}
 expect:
   it is fast: {of: f, at_least: 9}
@@ -66,16 +66,14 @@ def test_report_counts_and_explains_the_numbers_of_each_seed(tmp_path: Path) -> 
     lines = text.splitlines()
     assert "* Measured at 0a1b2c3, where no other commit is named." in lines
     assert "* Kernel native is 6.18 (reno, 2 processors)." in lines
-    assert "| S4: SDN-based test beds for MPTCP (BME Budapest, 2014) | 4 | 2 | 1 | 1 |" in lines
+    assert "| S4: SDN-based test beds for MPTCP (BME Budapest, 2014) | 4 | 2 | 1 | 1 | 0 |" in lines
     assert "| scenario | f, Mb/s | g, s | h, s | i, s |" in lines
     assert "| x:one | 10.5 ≈ 10 | 4 ≠ 2 | 3 (seed 3) | - |" in lines
     assert "| x:two | 8 ≈ 10 | - (seed 2) | - (seed 3) | - |" in lines
-    heading = (
-        "* s4/x: two links; rates are the seed's divided by 10. `lab/mptcp-lab run s4/x --kernel native --repeat 2`"
-    )
+    heading = "* s4/x: two links; rates / 10. `lab/mptcp-lab run s4/x --kernel native --repeat 2`"
     first = lines.index(heading)
     assert lines[first + 1 : first + 7] == [
-        "  * Seed: what the seed found",
+        "  * Seed: what the seed found (S2, lines 617).",
         "  * Held: it is fast: f ≥ 9 Mb/s: 10.5 Mb/s (one).",
         "  * DID NOT HOLD: it is fast: f ≥ 9 Mb/s: 8 Mb/s (two).",
         "  * Different: the world has changed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from mptcp_lab.scenario.flows import compare
 from mptcp_lab.scenario.recording import CapChange, Event, Recording
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from mptcp_lab.scenario.scenario_schema import Scenario
@@ -36,7 +38,8 @@ LOG = """\
 class=1:2 reason='x is live' after_ms=23.5
 00:00:02.400 INFO cap token=7 client=10.1.0.1:4000 network=lte direction=downlink rate=5mbit reason='x' after_ms=-
 00:00:03.400 INFO limit token=7 client=10.1.0.1:4000 network=lte direction=downlink rate=9mbit reason='no' after_ms=23.5
-00:00:04.400 INFO cap token=7 client=10.1.0.1:4001 network=lte direction=downlink rate=800kbit reason='x' after_ms=1.0
+00:00:04.400 INFO cap token=7 client=10.1.0.1:4001 device=phone network=lte direction=downlink rate=800kbit \
+reason='x' after_ms=1.0
 00:00:05.400 INFO free token=7 client=10.1.0.1:4001 network=lte direction=downlink reason='subflow ended'
 """
 CHANGES = [
@@ -54,7 +57,12 @@ def scenario_of(directory: Path, text: str) -> Scenario:
     return load("s/x", path)[0].scenario
 
 
-def play(scenario: Scenario, monkeypatch: pytest.MonkeyPatch, caps: list[CapChange] | None = None) -> stage.Stage:
+def play(
+    scenario: Scenario,
+    monkeypatch: pytest.MonkeyPatch,
+    caps: list[CapChange] | None = None,
+    set_clock: Callable[[datetime], None] | None = None,
+) -> stage.Stage:
     """Let the scenario happen in a world that does nothing; the caps come when their time has come."""
     pending = list(caps or [])
     played: list[stage.Stage] = []
@@ -65,7 +73,7 @@ def play(scenario: Scenario, monkeypatch: pytest.MonkeyPatch, caps: list[CapChan
         pending[:] = [change for change in pending if change.at > now]
         return new
 
-    services = SimpleNamespace(cli=lambda *_words: None, subflows=lambda: ())
+    services = SimpleNamespace(cli=lambda *_words: None, subflows=lambda: (), set_daemon_clock=set_clock)
     running: Any = SimpleNamespace(services=services, new_cap_changes=new_cap_changes)
     flow: Any = SimpleNamespace(name="x", limited=False, ended=False, start=lambda: None)
     display: Any = SimpleNamespace(is_live=False, event=lambda _event: None)
@@ -94,6 +102,17 @@ report: {}
     assert times[1] >= 0.3
     assert times[2] >= times[1] + 0.2
     assert times[2] + 0.1 <= done.now < 5
+
+
+def test_stage_sets_the_daemons_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocked = HEAD.replace("throttle: {", "throttle: {clock: 2027-01-10 12:00:00, ")
+    events = "events:\n  - {at: 10ms, clock: 2027-02-14 23:59:58}\n"
+    path = tmp_path / "x.yaml"
+    path.write_text(f"{clocked}duration: 100ms\n{events}report: {{}}\n")
+    times: list[datetime] = []
+    done = play(load("s/x", path)[0].scenario, monkeypatch, set_clock=times.append)
+    assert times == [datetime(2027, 2, 14, 23, 59, 58, tzinfo=UTC)]
+    assert [event.text for event in done.events] == ["the clock shows 2027-02-14 23:59:58"]
 
 
 def test_stage_fails_if_the_end_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +178,7 @@ def recording(**changes: Any) -> Recording:  # noqa: ANN401
         ("{lift: lte, from: change}", 1.0),
         ("{lift: lte, from: lost}", None),
         ("{backups: lte}", 1.0),
+        ("{used: lte}", 1.5),
         ("{restored: proxy}", 0.0),
     ],
 )
@@ -172,7 +192,7 @@ windows: {{the end: {{from: 8s}}}}
 report: {{f: {figure}}}
 """
     events = [Event(4.0, "pause", "change", 5.0), Event(7.0, "leave ue.eth0", "lost")]
-    seen = recording(events=events, caps=CHANGES, backups=frozenset({"lte"}), restored=False)
+    seen = recording(events=events, caps=CHANGES, backups=frozenset({"lte"}), restored=False, used={"lte": 1_500_000})
     assert measure(scenario_of(tmp_path, text), seen)["f"] == pytest.approx(value)
 
 

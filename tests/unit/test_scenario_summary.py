@@ -15,9 +15,9 @@ from mptcp_lab.scenario.summary import make_summary
 def test_summary_has_what_differs_did_not_hold_or_failed(tmp_path: Path) -> None:
     lines = as_markdown(make_summary(results(tmp_path), "the command"), tmp_path).splitlines()
     assert "* Measured at 0a1b2c3, where no other commit is named." in lines
-    assert "| S4: SDN-based test beds for MPTCP (BME Budapest, 2014) | 4 | 2 | 1 | 1 | 2 | 1 |" in lines
+    assert "| S4: SDN-based test beds for MPTCP (BME Budapest, 2014) | 4 | 2 | 1 | 1 | 0 | 2 | 1 |" in lines
     assert "`lab/mptcp-lab run s4 --kernel native --repeat 2`." in lines
-    first = lines.index("* **x** (rates / 10): what the seed found")
+    first = lines.index("* **x** (rates / 10): what the seed found (S2, lines 617).")
     assert lines[first + 1 :] == [
         "  * Ours: f 10.5 ≈ 10 (one), 8 ≈ 10 (two); g (s) 4 ≠ 2 (one), - (two, seed 2);"
         " h (s) 3 (one, seed 3), - (two, seed 3).",
@@ -42,15 +42,23 @@ def test_summary_names_what_other_commands_and_commits_have_measured(tmp_path: P
 def test_summary_has_all_figures_of_an_experiment_without_comparison(tmp_path: Path) -> None:
     (_, result), _ = results(tmp_path)
     path = tmp_path / "y.yaml"
-    path.write_text(re.sub(r", seed: \d+|, not_comparable: a simulation|expect:\n.*\n", "", SCENARIO))
+    path.write_text(re.sub(r", seed: \d+ @ 1|, not_comparable: a simulation|expect:\n.*\n", "", SCENARIO))
     experiment, _ = load("s4/y", path)
     lines = as_markdown(make_summary([(experiment, result)], "the command"), tmp_path).splitlines()
     assert lines[-1] == "  * Ours: f 10.5 (one); g (s) 4 (one); h (s) 3 (one); i (s) - (one)."
 
 
+def test_summary_names_figures_that_no_run_has_measured(tmp_path: Path) -> None:
+    (one, result), _ = results(tmp_path)
+    old = replace(result, runs=[Run({"f": 11.0, "h": 3.0}, 10.0, 0.5, ())])
+    lines = as_markdown(make_summary([(one, old)], "the command"), tmp_path).splitlines()
+    assert "  * Figures not measured at this set-up: g." in lines
+    assert "  * Ours: f 11 ≈ 10 (one); h (s) 3 (one, seed 3)." in lines
+
+
 def test_summary_tells_kernels_apart_and_breaks_long_lines(tmp_path: Path) -> None:
     (one, result), _ = results(tmp_path)
-    runs = [Run({"f": 11.0}, 10.0, 0.5, ())]
+    runs = [Run({"f": 11.0, "g": 4.0, "h": 3.0}, 10.0, 0.5, ())]
     pairs = [(one, replace(result, kernel=f"kernel-{number:0>60}", runs=runs)) for number in range(5)]
     lines = as_markdown(make_summary(pairs, "the command"), tmp_path).splitlines()
     ours = [line for line in lines if line.startswith("  * Ours: ")]

@@ -12,6 +12,7 @@ from mptcp_lab.sampler import interface_curves, received_curve
 from mptcp_lab.scenario.plan import Addresses, server_port
 from mptcp_lab.scenario.recording import moments
 from mptcp_lab.squid import PORT
+from mptcp_lab.video import least_bytes, wifi_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -92,12 +93,33 @@ def _samples_of(scenario: Scenario, recording: Recording, flow_name: str) -> lis
     ]
 
 
+def _samples_over(
+    scenario: Scenario, recording: Recording, flow_name: str, links: Sequence[str] | None
+) -> list[SubflowSample]:
+    """Those of the flow's sockets on these links; None: on all."""
+    samples = _samples_of(scenario, recording, flow_name)
+    if links is None:
+        return samples
+    link_of = Addresses(scenario).links()
+    return [sample for sample in samples if link_of.get(sample.socket.local) in links]
+
+
 def _received(scenario: Scenario, recording: Recording, figure: FigureSection, start: float, end: float) -> float:
-    samples = _samples_of(scenario, recording, figure.received or "")
-    if figure.over is not None:
-        link_of = Addresses(scenario).links()
-        samples = [sample for sample in samples if link_of.get(sample.socket.local) in figure.over]
+    samples = _samples_over(scenario, recording, figure.received or "", figure.over)
     return received_curve(samples).mbps(start, end)
+
+
+def _subflow_bytes(scenario: Scenario, recording: Recording, figure: FigureSection, start: float, end: float) -> float:
+    curve = received_curve(_samples_over(scenario, recording, figure.subflow_bytes or "", figure.over))
+    return curve.at(end) - curve.at(start)
+
+
+def _subflow_packets(
+    scenario: Scenario, recording: Recording, figure: FigureSection, start: float, end: float
+) -> float:
+    samples = _samples_over(scenario, recording, figure.subflow_packets or "", figure.over)
+    curve = received_curve(samples, lambda socket: socket.packets_received)
+    return curve.at(end) - curve.at(start)
 
 
 def _gap(scenario: Scenario, recording: Recording, figure: FigureSection, start: float, end: float) -> float:
@@ -110,6 +132,26 @@ def _gap(scenario: Scenario, recording: Recording, figure: FigureSection, start:
         if curve.mbps(before, at) > least:
             longest, since = max(longest, before - since), at
     return max(longest, end - since)
+
+
+def _bitrate(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
+    played = recording.flows[figure.bitrate or ""].played
+    return sum(segment.bitrate for segment in played) / len(played) / MEGA if played else None
+
+
+def _stalls(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
+    played = recording.flows[figure.stalls or ""].played
+    return float(sum(segment.stalled > 0 for segment in played)) if played else None
+
+
+def _least_volume(scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
+    name = figure.least_volume or ""
+    played = recording.flows[name].played
+    links = {link: scenario.links[link] for _, link in scenario.ports(scenario.flows[name].receiver)}
+    trace = next(wifi_trace(link.trace, scenario.duration) for link in links.values() if link.trace is not None)
+    others = sum(link.rate.bits_per_second for link in links.values() if link.trace is None and link.rate is not None)
+    least = least_bytes(trace, played, others) if played else None
+    return None if least is None else least / MEGA
 
 
 def _of_network(recording: Recording, network: str | None) -> list[CapChange]:
@@ -135,6 +177,11 @@ def _lift(_scenario: Scenario, recording: Recording, figure: FigureSection, star
             if not capped and change.at > start:
                 return change.at - start
     return None
+
+
+def _used(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
+    used = recording.used.get(figure.used or "")
+    return None if used is None else used / MEGA
 
 
 def _counter(_scenario: Scenario, recording: Recording, figure: FigureSection, *_window: float) -> float | None:
@@ -175,14 +222,20 @@ _MEASURES: Final[dict[str, Callable[[Scenario, Recording, FigureSection, float, 
     "rate": _rate,
     "volume": _volume,
     "received": _received,
+    "subflow_bytes": _subflow_bytes,
+    "subflow_packets": _subflow_packets,
     "payload": _payload,
     "goodput": lambda _scenario, recording, figure, *_: recording.flows[figure.goodput or ""].goodput,
     "seconds": lambda _scenario, recording, figure, *_: recording.flows[figure.seconds or ""].seconds,
     "gap": _gap,
+    "stalls": _stalls,
+    "bitrate": _bitrate,
+    "least_volume": _least_volume,
     "join_to_cap": _join_to_cap,
     "capped": _capped,
     "lift": _lift,
     "backups": lambda _scenario, recording, figure, *_: float(figure.backups in recording.backups),
+    "used": _used,
     "restored": lambda _scenario, recording, *_: None if recording.restored is None else float(recording.restored),
     "counter": _counter,
     "out_of_order": lambda _scenario, recording, figure, *_: recording.disorder[figure.out_of_order or ""].percent,

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from mptcp_lab.scenario.quantities import Moment
-from mptcp_lab.scenario.scenario_schema import Scenario, problems
+from mptcp_lab.scenario.scenario_problems import problems
+from mptcp_lab.scenario.scenario_schema import Scenario
 from mptcp_throttle.config.validation import validate
 from mptcp_throttle.config.yaml_file import KeyPath, YamlFile, dotted, read_yaml
 from mptcp_throttle.errors import ConfigError, shown
@@ -220,10 +221,15 @@ def _reference_problems(experiments: Sequence[tuple[Experiment, _Layers]]) -> li
     figures = {f"{e.variant}/{figure}" for e, _ in experiments for figure in e.scenario.report}
     reported = set()
     for experiment, layers in experiments:
-        for name, expectation in experiment.scenario.expect.items():
-            for key, reference in (("of", expectation.of), ("to", expectation.to)):
+        scenario = experiment.scenario
+        relations = [
+            *(("expect", name, section.of, section.to) for name, section in scenario.expect.items()),
+            *(("effects", name, section.of, section.to) for name, section in scenario.effects.items()),
+        ]
+        for kind, name, of, to in relations:
+            for key, reference in (("of", of), ("to", to)):
                 if isinstance(reference, str) and "/" in reference and reference not in figures:
-                    keys: KeyPath = ("expect", name, key)
+                    keys: KeyPath = (kind, name, key)
                     reported.add(
                         f"{layers.where(keys)}: {dotted(keys)}: {shown(reference)}: no variant has such a figure"
                     )
@@ -278,7 +284,7 @@ def scaled(scenario: Scenario, factor: float) -> Scenario:
         )
 
     flows = {
-        name: times(flow, "start", "duration").model_copy(
+        name: times(flow, "start", "duration", "video").model_copy(
             update={} if flow.size is None else {"size": max(round(flow.size * factor), 1)}
         )
         for name, flow in scenario.flows.items()

@@ -1,4 +1,4 @@
-"""The programs that carry a scenario's flows: curl through the proxy's server; directly iperf3, or ours with a size."""
+"""The programs of a scenario's flows: curl or a player through a proxy; directly iperf3, or ours with a size."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import write_random
+from mptcp_lab.playback import LADDER, SEGMENT_SECONDS, Played
 from mptcp_lab.scenario.plan import (
     curl_arguments,
     document_size,
     iperf_arguments,
     origin_url,
+    player_arguments,
     send_arguments,
     server_port,
 )
@@ -46,6 +48,7 @@ class Flow:
         self._scenario = scenario
         self._process: Process | None = None
         self._url = ""
+        self._urls: list[str] = []  # of a video, by bitrate
         self._sent: Path | None = None  # what is sent, if what arrives is compared with it
         self._figures = world.directory / f"{name}.json"
         self._received = world.directory / f"{name}.received"
@@ -55,6 +58,9 @@ class Flow:
             self._sent, self._received = world.directory / f"{name}.sent", origin.uploads / name
             write_random(self._sent, document_size(scenario, name))
             self._url = origin_url(scenario, name, f"uploads/{name}")
+        elif origin is not None and self._flow.video is not None:
+            documents = [origin.add_zeros(round(bitrate / 8 * SEGMENT_SECONDS)) for bitrate in LADDER]
+            self._urls = [origin_url(scenario, name, document) for document in documents]
         elif origin is not None:
             size, checked = document_size(scenario, name), self._flow.check or not self.limited
             document = origin.add(size).name if checked else origin.add_zeros(size)
@@ -66,7 +72,10 @@ class Flow:
         host, via = self._flow.sender, self._flow.via
         kind = None if via is None else self._scenario.hosts[via].server
         argv: Sequence[str | Path]
-        if kind is not None:
+        if self._flow.video is not None:
+            host = self._flow.receiver
+            argv = player_arguments(self._scenario, self.name, self._urls)
+        elif kind is not None:
             is_upload = self._scenario.is_upload(self.name)
             file = "/dev/null" if self._sent is None else str(self._sent if is_upload else self._received)
             host = self._scenario.client_of(self.name)
@@ -82,7 +91,7 @@ class Flow:
     @property
     def limited(self) -> bool:
         """Whether it ends when all data have come, instead of when its time is over."""
-        return self._flow.size is not None
+        return self._flow.is_limited
 
     @property
     def ended(self) -> bool:
@@ -94,10 +103,11 @@ class Flow:
             raise LabError(f"flow {self.name}: {self._process.log_text().strip() or 'ended too early'}")
         return True
 
-    def result(self, *, wait: bool) -> FlowResult:
+    def result(self, *, wait: bool, since: float) -> FlowResult:
         """What its program measured; with `wait`, a program that ends by itself is given a moment for that.
 
-        Raises LabError if what arrived is not what was sent.
+        Segments of a video have times from `since` (monotonic seconds) on. Raises LabError if what arrived is not what
+        was sent.
         """
         if self._process is None:
             return FlowResult(None, None)
@@ -114,6 +124,10 @@ class Flow:
             figures: Any = json.loads(self._figures.read_text(encoding="utf-8"))
         except ValueError:
             return FlowResult(None, None)  # a signal ends a program before it writes them
+        if self._flow.video is not None:
+            played = [Played(**segment) for segment in figures]
+            size = round(sum(segment.bitrate / 8 * SEGMENT_SECONDS for segment in played))
+            return FlowResult(played[-1].arrived - self.began, size, [segment.later(-since) for segment in played])
         if self._flow.via is not None:
             size = figures["size_upload" if self._scenario.is_upload(self.name) else "size_download"]
             return FlowResult(figures["time_total"], size)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mptcp_lab.scenario.files import Experiment
     from mptcp_lab.scenario.scenario_schema import ExpectationSection, FigureSection, Scenario
+
+
+AT_LIMIT: Final = 0.85
+"""The share of its links' rates from which on a figure is bound by them; headers and acknowledgements take the rest."""
 
 
 class Statistic(NamedTuple):
@@ -24,11 +28,12 @@ class Statistic(NamedTuple):
 
 
 class Match(StrEnum):
-    """How our number is to the seed's."""
+    """How our number is to the seed's; no evidence: both are what the links carry, or nothing."""
 
     SAME = "same"
     DIFFERENT = "different"
     NOT_COMPARABLE = "not comparable"
+    NO_EVIDENCE = "no evidence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ def compare(scenario: Scenario, statistics: Mapping[str, Statistic | None]) -> l
 
 
 def _compare(scenario: Scenario, name: str, figure: FigureSection, ours: Statistic | None) -> Comparison:
-    seed = figure.seed
+    seed = None if figure.seed is None else figure.seed.value
     if seed is not None and figure.unit == "Mb/s":
         seed /= scenario.scale
     match, why = None, ""
@@ -89,10 +94,20 @@ def _compare(scenario: Scenario, name: str, figure: FigureSection, ours: Statist
         if figure.not_comparable is not None:
             match, why = Match.NOT_COMPARABLE, figure.not_comparable
         elif abs(ours.median - seed) <= seed * figure.within / 100:
-            match = Match.SAME
+            bound = limit_of(scenario, figure)
+            is_bound = bound is not None and min(ours.median, seed) >= AT_LIMIT * bound
+            match = Match.NO_EVIDENCE if is_bound or not ours.median else Match.SAME
         else:
             match, why = Match.DIFFERENT, figure.why or scenario.why or ""
     return Comparison(name, figure.unit, ours, seed, match, why)
+
+
+def limit_of(scenario: Scenario, figure: FigureSection) -> float | None:
+    """The sum of the rates of the links that bound a figure in Mb/s; None if none does, or one has no rate."""
+    rates = [scenario.links[link].rate for link in figure.limits]
+    if figure.unit != "Mb/s" or not rates:
+        return None
+    return sum(rate.bits_per_second / 1e6 for rate in rates if rate is not None) if None not in rates else None
 
 
 def judge(

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_lab.lab_errors import LabError
+from mptcp_lab.scenario.fingerprint import SET_UP
 from mptcp_lab.scenario.results import FILE, Result, Run, read_results
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class _Place(NamedTuple):
     seed: str
 
 
-_COLUMNS: Final = (*_Place._fields, "figure")
+_COLUMNS: Final = (*_Place._fields, "figure", "fingerprint")
 
 
 def write_kept(directory: Path, results: Iterable[Result]) -> list[Path]:
@@ -65,12 +66,14 @@ def _rows(result: Result) -> Iterator[list[str]]:
         f"{result.time_scale:g}",
         str(result.seed),
     )
+    of = result.fingerprints
     for figure in result.statistics:
-        yield [*place, figure, *(_text(run.figures.get(figure)) for run in result.runs)]
-    yield [*place, _DURATION, *(_text(run.seconds) for run in result.runs)]
-    yield [*place, _IDLE, *(_text(run.idle) for run in result.runs)]
+        yield [*place, figure, of.get(figure, ""), *(_text(run.figures.get(figure)) for run in result.runs)]
+    set_up = of.get(SET_UP, "")
+    yield [*place, _DURATION, set_up, *(_text(run.seconds) for run in result.runs)]
+    yield [*place, _IDLE, set_up, *(_text(run.idle) for run in result.runs)]
     if result.errors:
-        yield [*place, _ERROR, *(run.error or "" for run in result.runs)]
+        yield [*place, _ERROR, set_up, *(run.error or "" for run in result.runs)]
 
 
 def _text(value: float | None) -> str:
@@ -99,7 +102,9 @@ def _read_kept(path: Path) -> list[Result]:
 
 
 def _result(place: _Place, rows: Iterable[Sequence[str]], path: Path) -> Result:
-    values = {figure: texts for figure, *texts in rows}
+    lines = [*rows]
+    values = {figure: texts for figure, _, *texts in lines}
+    of_rows = {figure: fingerprint for figure, fingerprint, *_ in lines}
     durations, idle = values.pop(_DURATION), values.pop(_IDLE)
     errors = values.pop(_ERROR, [""] * len(durations))
     runs = [
@@ -125,6 +130,7 @@ def _result(place: _Place, rows: Iterable[Sequence[str]], path: Path) -> Result:
         seed=int(place.seed),
         runs=runs,
         directory=path.parent,
+        fingerprints={SET_UP: of_rows[_DURATION]} | {name: of_rows[name] for name in values},
     )
 
 

@@ -1,4 +1,4 @@
-"""Command line of the scenarios: run, list, show, compare, keep, report."""
+"""Command line of the scenarios: run, list, show, compare, draw, keep, seeds, report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from rich.table import Table
 
 from mptcp_lab.argument_types import checked
 from mptcp_lab.lab_errors import LabError
+from mptcp_lab.scenario import seed_lines
 from mptcp_lab.scenario.display import Display
 from mptcp_lab.scenario.files import DIRECTORY, Experiment, available, chosen, load, scaled
+from mptcp_lab.scenario.fingerprint import at_this_set_up
 from mptcp_lab.scenario.kept import read_all, write_kept
 from mptcp_lab.scenario.kernel_choice import choose
 from mptcp_lab.scenario.plan import event_commands, reshape
-from mptcp_lab.scenario.report import as_html, as_markdown, make_report, verdicts_of
+from mptcp_lab.scenario.report import as_html, as_markdown, directory_of_family, make_report, verdicts_of
 from mptcp_lab.scenario.result_tables import compare_table, summary_table, verdict_table
 from mptcp_lab.scenario.results import Result, read_results
 from mptcp_lab.scenario.runner import Options, expected_seconds, run_all
@@ -85,11 +87,18 @@ def _parser(program: str) -> argparse.ArgumentParser:
     compare.add_argument("left", type=Path, metavar="A")
     compare.add_argument("right", type=Path, metavar="B")
 
+    draw = commands.add_parser("draw", help="draw the pictures of the results in a directory again")
+    draw.add_argument("directory", type=Path, metavar="DIR")
+
     keep = commands.add_parser("keep", help="put the results in a directory in the repository's tables")
     keep.add_argument("directory", type=Path, metavar="DIR")
     keep.add_argument(
         "--tables", type=Path, default=_KEPT, metavar="DIR", help="where the tables are; default: %(default)s"
     )
+
+    seeds = commands.add_parser("seeds", help="compare lab/seeds.csv with the seeds that scenarios cite")
+    seeds.add_argument("directory", type=Path, metavar="DIR", help="has S0-*.txt to S4-*.txt")
+    seeds.add_argument("--write", action="store_true", help="write the table instead")
 
     report = commands.add_parser("report", help="a document of all results in a directory")
     report.add_argument("directory", type=Path, metavar="DIR")
@@ -115,8 +124,12 @@ def run(program: str) -> int:
             return _show(options.scenarios)
         case "compare":
             return _compare(options.left, options.right, console)
+        case "draw":
+            return _draw_again(options.directory, console)
         case "keep":
             return _keep(options.directory, options.tables, console)
+        case "seeds":
+            return _seeds(options.directory, write=options.write, console=console)
         case _:
             return _report(options.directory, options.output, console)
 
@@ -152,7 +165,7 @@ def _conclude(pairs: Sequence[tuple[Experiment, Result]], out: Path, console: Co
     console.print(summary_table(pairs))
     if verdicts:
         console.print(verdict_table(verdicts))
-    _draw(pairs, out)
+    _draw(pairs)
     console.print(f"samples, logs and pictures: {out}", highlight=False, soft_wrap=True)
     failed = sum(len(result.errors) for _, result in pairs)
     broken = sum(not verdict.held for _, _, verdict in verdicts)
@@ -161,16 +174,26 @@ def _conclude(pairs: Sequence[tuple[Experiment, Result]], out: Path, console: Co
     return 0
 
 
-def _draw(pairs: Sequence[tuple[Experiment, Result]], out: Path) -> None:
+def _draw(pairs: Sequence[tuple[Experiment, Result]]) -> None:
     # Not at the top: matplotlib takes a second, which --help and errors do not have.
-    from mptcp_lab.scenario.plots import draw_bars, draw_time_lines
+    from mptcp_lab.scenario.plots import draw_bars, draw_split, draw_time_lines, draw_windows
 
     families = defaultdict(list)
     for experiment, result in pairs:
         draw_time_lines([(experiment, result)], result.directory / "timeline.png")
+        draw_windows(experiment, result, result.directory / "windows.png")
+        draw_split(result, result.directory / "split.png")
         families[experiment.family, result.kernel].append((experiment, result))
-    for (family, kernel), members in families.items():
-        draw_bars(members, out / kernel / family / "bars.png")
+    for members in families.values():
+        draw_bars(members, directory_of_family(*members[0]) / "bars.png")
+
+
+def _draw_again(directory: Path, console: Console) -> int:
+    # Not `read_all`: tables of kept results have no samples.
+    pairs = _paired(read_results(directory))
+    _draw(pairs)
+    console.print(f"pictures of {len(pairs)} experiments: {directory}", highlight=False, soft_wrap=True)
+    return 0
 
 
 def _list(console: Console) -> int:
@@ -189,7 +212,7 @@ def _list(console: Console) -> int:
 def _show(names: Sequence[str]) -> int:
     for experiment in chosen(names):
         scenario = experiment.scenario
-        seed = "" if scenario.seed is None else f"# {scenario.seed}\n"
+        seed = "" if scenario.seed is None else f"# {scenario.seed.finding}\n"
         print(f"# {experiment.name}: {scenario.title}\n{seed}{whole_plan(scenario)}", end="")
         for name, flow in scenario.flows.items():
             print(f"at {flow.start:g} s: flow {name} ({flow.protocol}) from {flow.sender} to {flow.receiver}")
@@ -204,7 +227,10 @@ def _show(names: Sequence[str]) -> int:
 
 
 def _paired(results: Iterable[Result]) -> list[tuple[Experiment, Result]]:
-    """The results with the experiments they are of, as the files have them now and in their order."""
+    """The results with the experiments they are of, as the files have them now and in their order.
+
+    Those of another set-up than the file has now are left out.
+    """
     pairs = []
     loaded: dict[str, dict[str, Experiment]] = {}
     for result in results:
@@ -213,7 +239,9 @@ def _paired(results: Iterable[Result]) -> list[tuple[Experiment, Result]]:
         experiment = loaded[result.file].get(result.name)
         if experiment is None:
             raise LabError(f"{result.directory}: {result.file} has no {result.name} any more")
-        pairs.append((experiment, result))
+        valid = at_this_set_up(result, experiment.scenario)
+        if valid is not None:
+            pairs.append((experiment, valid))
     order = {name: number for number, name in enumerate(e for names in loaded.values() for e in names)}
     return sorted(pairs, key=lambda pair: (pair[0].family, order[pair[0].name], pair[1].kernel != Kernel.NATIVE))
 
@@ -262,11 +290,32 @@ def _keep(directory: Path, tables: Path, console: Console) -> int:
     return 0
 
 
+def _seeds(directory: Path, *, write: bool, console: Console) -> int:
+    experiments = seed_lines.experiments()
+    found = seed_lines.read_seeds(directory, seed_lines.cited(experiments))
+    wrong = list(seed_lines.contradictions(experiments, found))
+    if write:
+        seed_lines.write_table(found)
+    elif found != seed_lines.read_table():
+        wrong.append(
+            f"{seed_lines.TABLE}: is not what is on the cited lines; allowed: what `seeds {directory} --write` writes"
+        )
+    if wrong:
+        raise LabError("\n".join(wrong))
+    console.print(f"{len(found)} lines of the seeds have the numbers that {len(experiments)} experiments cite")
+    return 0
+
+
 def report_of(directory: Path, output: Path | None) -> list[Block]:
     """What `report DIRECTORY [--output OUTPUT]` writes. Raises LabError, and ConfigError for a scenario of a result."""
     command = f"lab/mptcp-lab report {directory}" + ("" if output is None else f" --output {output}")
     pairs = _paired(read_all(directory))
-    return make_report(pairs, command) if output is None else make_summary(pairs, command)
+    if output is None:
+        return make_report(pairs, command)
+    families = {experiment.family for experiment, _ in pairs}
+    sets = sorted({family.partition("/")[0] for family in families})
+    known = chosen([name for name in sets if name in {family.split("/")[0] for family in available()}])
+    return make_summary(pairs, command, known)
 
 
 def _report(directory: Path, output: Path | None, console: Console) -> int:

@@ -7,21 +7,25 @@ with the link's name, which holds a bridge. The bridge of a bridged link is in t
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING, Final, Literal
 
-from mptcp_lab.proxy_server import Access
+from mptcp_lab.playback import SEGMENT_SECONDS
+from mptcp_lab.proxy_server import PORT, Access
 from mptcp_lab.scenario.scenario_schema import Protocol
+from mptcp_lab.video import wifi_trace
+from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from mptcp_lab.port import Port
     from mptcp_lab.proxy_server import ProxyServer
     from mptcp_lab.scenario.scenario_schema import EventSection, FlowSection, LinkSection, Network, Scenario
-    from mptcp_throttle.units import Rate
 
 Tool = Literal["ip", "ip -4", "ip -6", "tc"]
 
@@ -32,6 +36,7 @@ _PACKET_BYTES: Final = 1514
 # A tbf bucket must hold the largest packet that the stack makes here (16 kB), and what arrives in a timer period.
 _LEAST_BURST: Final = 16_384
 _BURST_SECONDS: Final = 0.001
+_DATAGRAM_BITS: Final = 1448 * 8  # of iperf3, where an Ethernet frame has 1514 bytes
 _FIRST_PORT: Final = 5201
 _MAIN_METRIC: Final = 100
 _NEXT_ADDRESS: Final = 10
@@ -210,7 +215,7 @@ def _addresses(network: Network, port: Port) -> Iterator[Command]:
     for family in network.families(port):
         length, nodad = ("24", "") if family == 4 else ("64", " nodad")
         for address in Addresses(network).all_of(port, family):
-            yield Command(port.host, _ip(family), f"address replace {address}/{length} dev {port.interface}{nodad}")
+            yield Command(port.host, ip(family), f"address replace {address}/{length} dev {port.interface}{nodad}")
 
 
 def _routes(network: Network, port: Port) -> Iterator[Command]:
@@ -229,7 +234,7 @@ def _routes(network: Network, port: Port) -> Iterator[Command]:
             f"route replace default via {via} {device} src {own} table {table}",
         ]
         lines += [f"rule add from {address} lookup {table}" for address in addresses.all_of(port, family)]
-        yield from (Command(port.host, _ip(family), line) for line in lines)
+        yield from (Command(port.host, ip(family), line) for line in lines)
 
 
 def _number_of(network: Network, port: Port) -> int:
@@ -253,7 +258,8 @@ def _endpoint_id(network: Network, port: Port, family: int) -> int:
     return 10 * _number_of(network, port) + family
 
 
-def _ip(family: int) -> Tool:
+def ip(family: int) -> Tool:
+    """That of an IP version."""
     return "ip -4" if family == 4 else "ip -6"
 
 
@@ -266,6 +272,10 @@ def shape(network: Network, name: str, link: LinkSection) -> Iterator[Command]:
             continue
         if link.shared:
             yield Command(bridge_of(name), "tc", f"qdisc replace dev {_bridge_port(port)} root {words}")
+            # What an end sends to several others shares its rate. The delay is added where packets arrive.
+            own = _qdisc(link.at_once)
+            if own is not None:
+                yield Command(port.host, "tc", f"qdisc replace dev {port.interface} root {own}")
         elif port != gateway:
             if gateway is not None:
                 yield Command(gateway.host, "tc", f"qdisc replace dev {_bridge_port(port)} root {words}")
@@ -301,6 +311,18 @@ def _netem(link: LinkSection) -> str:
     queued = _limit(link, link.rate) + round((link.delay + link.jitter) * link.rate.bytes_per_second)
     packets = max(_LEAST_PACKETS, -(-queued // (_PACKET_BYTES - 1500 + link.mtu)))
     return " ".join([*words, f"rate {link.rate} limit {packets}"])
+
+
+def traced(scenario: Scenario, number: int) -> Scenario:
+    """The scenario in run `number`: the traces of its links, and their first rates."""
+
+    def of_run(link: LinkSection) -> LinkSection:
+        if link.trace is None:
+            return link
+        trace = link.trace + number - 1
+        return link.model_copy(update={"trace": trace, "rate": Rate(wifi_trace(trace, 0.1)[0].rate)})
+
+    return scenario.model_copy(update={"links": {name: of_run(link) for name, link in scenario.links.items()}})
 
 
 def reshape(scenario: Scenario, event: EventSection) -> Scenario:
@@ -358,7 +380,7 @@ def leave_commands(network: Network, port: Port) -> Iterator[Command]:
 def _removed_rules(network: Network, port: Port) -> Iterator[Command]:
     for family in network.families(port):
         for address in Addresses(network).all_of(port, family):
-            yield Command(port.host, _ip(family), f"rule del from {address}", optional=True)
+            yield Command(port.host, ip(family), f"rule del from {address}", optional=True)
 
 
 def _removed_endpoints(network: Network, port: Port) -> Iterator[Command]:
@@ -378,7 +400,14 @@ def iperf_arguments(scenario: Scenario, name: str, seconds: float) -> list[str]:
         command += ["--bind", source]
     if flow.protocol is Protocol.UDP:
         command += ["--udp", "--bitrate", str(flow.rate.bits_per_second if flow.rate else 0)]
+        if flow.rate:
+            command += ["--pacing-timer", str(_datagram_microseconds(flow.rate))]
     return [*_preload(flow), *command, "--time", f"{max(round(seconds), 1)}", "--json"]
+
+
+def _datagram_microseconds(rate: Rate) -> int:
+    """How often iperf3 looks whether a datagram is due: more often keeps an emulated processor busy."""
+    return max(1000, round(_DATAGRAM_BITS / rate.bits_per_second * 1e6))  # 1000: its default
 
 
 def send_arguments(scenario: Scenario, name: str) -> list[str]:
@@ -405,6 +434,17 @@ def curl_arguments(
         options += ["--interface", source]
     address = in_url(addresses.first(flow.via or "", flow.family))
     return server.curl(options, f"{address}:{server.port}", url, mptcp=flow.protocol is Protocol.MPTCP)
+
+
+def player_arguments(scenario: Scenario, name: str, urls: Sequence[str]) -> list[str]:
+    """The command line of the player of a video, with the URL of each bitrate."""
+    flow, addresses = scenario.flows[name], Addresses(scenario)
+    source = None if flow.over is None else addresses.on(flow.receiver, flow.family, flow.over)
+    options = [] if source is None else ["--from", source]
+    options += ["--tcp"] if flow.protocol is Protocol.TCP else []
+    segments = math.ceil((flow.video or 0) / SEGMENT_SECONDS)
+    proxy = [addresses.first(flow.via or "", flow.family), str(PORT)]
+    return [sys.executable, "-m", "mptcp_lab.player", *proxy, *options, "--segments", str(segments), *urls]
 
 
 def document_size(scenario: Scenario, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Results as pictures: the rate of every link over time, and figures as bars beside the seed's."""
+"""Results as pictures: rates of links, windows of subflows and what these carried, and figures beside the seed's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from mptcp_lab.scenario.figures import busiest
 from mptcp_lab.scenario.judge import compare
 from mptcp_lab.scenario.results import received_curves
+from mptcp_lab.scenario.subflow_curves import sent_subflows, split_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,15 +58,23 @@ def _draw_time_line(axes: Axes, scenario: Scenario, result: Result, curves: Sequ
         if curve is not None:
             axes.plot(times, [curve.mbps(max(at - window, 0), at) for at in times], label=link, linewidth=1.1)
     _draw_caps(axes, run)
+    _finish_time_line(axes, run, "Mb/s")
+    axes.set_title(_title(scenario, result), loc="left", fontsize=9)
+
+
+def _finish_time_line(axes: Axes, run: Run, unit: str) -> None:
     top = axes.get_ylim()[1]
     for event in run.events:
         axes.axvline(event.at, color="grey", linewidth=0.8, linestyle=":")
         caption = axes.text(event.at, top, f" {event.text} ", rotation=90, fontsize=7, va="top", ha="left")
         caption.set_bbox({"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1})
-    axes.set(xlabel="seconds", ylabel="Mb/s", xlim=(0, run.seconds), ylim=(0, top))
-    axes.set_title(f"{result.name}: {scenario.title} ({result.release})", loc="left", fontsize=9)
+    axes.set(xlabel="seconds", ylabel=unit, xlim=(0, run.seconds), ylim=(0, top))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _title(scenario: Scenario, result: Result) -> str:
+    return f"{result.name}: {scenario.title} ({result.release})"
 
 
 def _draw_caps(axes: Axes, run: Run) -> None:
@@ -77,6 +86,49 @@ def _draw_caps(axes: Axes, run: Run) -> None:
             if mbps is not None:
                 axes.hlines(mbps, start, end, color="tab:red", linestyle="--", linewidth=1.0, label=label)
                 label = "_"  # one entry in the legend is enough; matplotlib leaves out labels that begin so
+
+
+def draw_windows(experiment: Experiment, result: Result, path: Path) -> None:
+    """Congestion windows of the senders in the first run, and below them rates of payload; nothing without samples."""
+    subflows = sent_subflows(result.directory)
+    if not subflows:
+        return
+    run, scenario = result.runs[0], experiment.scenario
+    window = max(_LEAST_WINDOW, 5 * scenario.interval)
+    figure = Figure(figsize=(1.3 * _PANEL_INCHES[0], 2 * _PANEL_INCHES[1]), layout="constrained")
+    windows, rates = figure.subplots(2, 1)
+    for subflow in subflows:
+        times = [at for at, _ in subflow.windows]
+        windows.plot(times, [packets for _, packets in subflow.windows], label=subflow.name, linewidth=1.1)
+        rates.plot(
+            times, [subflow.acked.mbps(max(at - window, 0), at) for at in times], label=subflow.name, linewidth=1.1
+        )
+    _finish_time_line(windows, run, "congestion window, packets")
+    _finish_time_line(rates, run, "acknowledged, Mb/s")
+    windows.set_title(_title(scenario, result), loc="left", fontsize=9)
+    figure.savefig(path, dpi=_DPI)
+
+
+def draw_split(result: Result, path: Path) -> None:
+    """What arrived over each subflow: a panel of bars for each run; nothing if nothing arrived over TCP."""
+    splits = [(number, split) for number, run in enumerate(result.runs, 1) if (split := split_of(run))]
+    if not splits:
+        return
+    bars = max(len(split) for _, split in splits)
+    size = _PANEL_INCHES[0], len(splits) * (0.4 * bars + 1)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(splits), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, (number, split) in zip(panels, splits, strict=True):
+        drawn = axes.barh([subflow.name for subflow in split], [subflow.mbps for subflow in split], height=0.6)
+        axes.bar_label(drawn, [f"{subflow.packets} packets" for subflow in split], padding=3, fontsize=8)
+        axes.invert_yaxis()
+        axes.margins(x=0.2)
+        axes.set_title(f"run {number}", loc="left", fontsize=9)
+        axes.tick_params(axis="y", labelsize=8)
+        axes.grid(alpha=0.3, axis="x")
+    panels[-1].set_xlabel("payload that arrived, Mb/s")
+    figure.suptitle(result.name, fontsize=10)
+    figure.savefig(path, dpi=_DPI)
 
 
 def draw_bars(pairs: Sequence[tuple[Experiment, Result]], path: Path) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import PlainValidator
@@ -22,6 +23,7 @@ _MAX_AMOUNT: Final = 10**10
 _AMOUNT_SYNTAX: Final = "a number with B, kB, MB or GB, up to 10GB, such as 100MB"
 _MOMENT_SYNTAX: Final = "a time such as 5s, the name of an event, or cap; or one of these two + a time"
 _EVENT: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_CLOCK_FORM: Final = "%Y-%m-%d %H:%M:%S"
 _QUEUE_SYNTAX: Final = "a time such as 50ms, or an amount of data such as 62kB"
 
 
@@ -84,6 +86,12 @@ def _parse_amount(text: str) -> int:
     return round(parse_quantity(text, _AMOUNT_UNITS, _MAX_AMOUNT, "amount of data", _AMOUNT_SYNTAX))
 
 
+def _parse_clock(text: str) -> datetime:
+    with suppress(ValueError):
+        return datetime.strptime(text, _CLOCK_FORM).replace(tzinfo=UTC)
+    raise ValueError("is not a time of a clock; allowed: a date and a time in UTC, such as 2027-01-31 23:59:58")
+
+
 def _parse_percent(text: str) -> float:
     return parse_quantity(text.replace("%", " percent"), {"percent": 1.0}, 100.0, "share", "0% to 100%, such as 2.5%")
 
@@ -105,5 +113,6 @@ def number(lowest: float, highest: float) -> PlainValidator:
 
 MomentText = Annotated[Moment, parsed_by(Moment.parse)]
 Amount = Annotated[int, parsed_by(_parse_amount)]
+ClockText = Annotated[datetime, parsed_by(_parse_clock)]
 Percent = Annotated[float, parsed_by(_parse_percent)]
 QueueText = Annotated[Queue, parsed_by(Queue.parse)]

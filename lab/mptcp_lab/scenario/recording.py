@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mptcp_lab.disorder.summary import Disorder
+    from mptcp_lab.playback import Played
     from mptcp_lab.sampler import InterfaceSample, SubflowSample
 
 
@@ -46,10 +47,14 @@ class CapChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlowResult:
-    """What the flow's program said: seconds it took, bytes that arrived; None where it did not finish."""
+    """What the flow's program said: seconds it took, bytes that arrived; None where it did not finish.
+
+    `played` are the segments of a video.
+    """
 
     seconds: float | None
     size: int | None
+    played: Sequence[Played] = ()
 
     @property
     def goodput(self) -> float | None:
@@ -64,8 +69,9 @@ class Recording:
     `counters` are the increases of what nstat(8) shows, per host; `idle` is the share of the processors' time in which
     they had nothing to do. `backups` are the networks in which the daemon has seen a backup subflow; `restored` says
     whether the services ended well and left the kernel as they had found it, None if that was not asked. `disorder` is
-    that of the flows that were captured; `outages` are seconds by the names of their events; `setups` the seconds that
-    the switches' controller took for the first packets of flows.
+    that of the flows that were captured; `used` are the bytes that the budgets of each network have counted; `outages`
+    are seconds by the names of their events; `setups` the seconds that the switches' controller took for the first
+    packets of flows.
     """
 
     duration: float
@@ -78,6 +84,7 @@ class Recording:
     caps: Sequence[CapChange] = ()
     backups: frozenset[str] = frozenset()
     restored: bool | None = None
+    used: Mapping[str, int] = field(default_factory=dict)
     start: float = 0.0
     disorder: Mapping[str, Disorder] = field(default_factory=dict)
     outages: Mapping[str, float] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.scenario.effects import effects_of, lines_of
 from mptcp_lab.scenario.judge import Match, compare, judge, number
 from mptcp_lab.scenario.result_tables import spread
 from mptcp_lab.scenario.scenario_schema import Kernel
@@ -26,15 +27,24 @@ BUSY: Final = 10
 """The idle share in percent below which it is shown."""
 FEW: Final = 2
 """Of so many variants an expectation has what was seen in each; the tables have the figures of all."""
+_NAMED: Final = 6
+"""Variants whose names are listed."""
 _AT_ONCE: Final = 4
 """Expectations in a point of a list."""
-_SIGNS: Final = {Match.SAME: "≈ {}", Match.DIFFERENT: "≠ {}", Match.NOT_COMPARABLE: "(seed {})", None: "(seed {})"}
+_SIGNS: Final = {
+    Match.SAME: "≈ {}",
+    Match.DIFFERENT: "≠ {}",
+    Match.NO_EVIDENCE: "(seed {}, the link's)",
+    Match.NOT_COMPARABLE: "(seed {})",
+    None: "(seed {})",
+}
 SETS: Final = {
     "s0": "S0: the MPTCP proxy with throttling (diploma thesis, NTUA, about 2014)",
     "s1": "S1: MPTCP hands-on (SARA / University of Amsterdam, 2012)",
     "s2": "S2: virtual network scenarios for MPTCP (UPM Madrid, 2013)",
     "s3": "S3: MPTCP under packet reordering and path heterogeneity (University of Bristol, 2016)",
     "s4": "S4: SDN-based test beds for MPTCP (BME Budapest, 2014)",
+    "policies": "Policies, of no seed: budgets, a free night, overflow, a burst, a device, a video, three networks",
 }
 _STYLE: Final = "body{font:15px sans-serif;max-width:70em;margin:2em auto}td,th{padding:2px 8px;border:1px solid #ccc}"
 
@@ -91,6 +101,7 @@ def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str) -> lis
             "A range follows where it is wider than the median.",
             "`a ≈ b`: ours is a and the seed's is b; they differ by 25 % at most, or as the scenario says.",
             "`a ≠ b`: they differ by more. `a (seed b)`: they cannot be compared.",
+            "*The link's*: both are what the links carry, which is no evidence.",
             "*Idle*: in some variant the processors had nothing to do in only so much of the time.",
             "There the machine was measured, and not the network.",
         ),
@@ -134,13 +145,18 @@ def by_family(pairs: Iterable[tuple[Experiment, Result]]) -> dict[str, list[tupl
 
 
 def _kernels(pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
-    """A sentence on each kernel."""
-    return sorted(
-        {
-            f"Kernel {result.kernel} is {result.release} ({result.congestion_control}, {result.processors} processors)."
-            for _, result in pairs
-        }
-    )
+    """A sentence on each kernel; with the sets, where several releases have one name."""
+    sets: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for experiment, result in pairs:
+        text = f"{result.release} ({result.congestion_control}, {result.processors} processors)"
+        sets[result.kernel][text].add(experiment.family.partition("/")[0])
+    return [f"Kernel {kernel} is {'; '.join(_of_sets(releases))}." for kernel, releases in sorted(sets.items())]
+
+
+def _of_sets(releases: Mapping[str, set[str]]) -> list[str]:
+    if len(releases) == 1:
+        return [*releases]
+    return [f"{release} in {', '.join(sorted(sets))}" for release, sets in sorted(releases.items())]
 
 
 def counts_of(name: str, pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
@@ -163,9 +179,15 @@ def _of_seed(pairs: Sequence[tuple[Experiment, Result]], usual: str) -> Iterator
         if len(rows) > 1:
             yield Table(("scenario", *(f"{name}, {unit}" if unit else name for name, unit in figures)), rows)
     for members in families.values():
-        charts = [result.directory if e.variant is None else result.directory.parent for e, result in members]
-        yield from _pictures(directory / "bars.png" for directory in dict.fromkeys(charts))
-        yield from _pictures(result.directory / "timeline.png" for _, result in members)
+        charts = dict.fromkeys(directory_of_family(*member) for member in members)
+        yield from _pictures(directory / "bars.png" for directory in charts)
+        for name in ("timeline.png", "windows.png", "split.png"):
+            yield from _pictures(result.directory / name for _, result in members)
+
+
+def directory_of_family(experiment: Experiment, result: Result) -> Path:
+    """Where the picture of all variants is."""
+    return result.directory if experiment.variant is None else result.directory.parent
 
 
 def _pictures(paths: Iterable[Path]) -> Iterator[Picture]:
@@ -174,21 +196,47 @@ def _pictures(paths: Iterable[Path]) -> Iterator[Picture]:
 
 def _title(pairs: Sequence[tuple[Experiment, Result]]) -> str:
     experiment = pairs[0][0]
-    scenario = experiment.scenario
-    title = scenario.title if experiment.variant is None else experiment.family_title
+    title = experiment.scenario.title if experiment.variant is None else experiment.family_title
     scales = sorted({result.time_scale for _, result in pairs} - {1})
-    rates = "" if scenario.scale == 1 else f"; rates are the seed's divided by {scenario.scale:g}"
+    rates = "".join(f"; {text}" for text in scales_of([e for e, _ in pairs]))
     return f"{title}{rates}" + "".join(f"; times and sizes multiplied by {scale:g}" for scale in scales)
+
+
+def scales_of(experiments: Sequence[Experiment]) -> Iterator[str]:
+    """By what the seed's rates are divided, and in which variants if not in all."""
+    variants: dict[float, list[str]] = defaultdict(list)
+    for experiment in experiments:
+        variants[experiment.scenario.scale].append(experiment.variant or "")
+    for scale, names in variants.items():
+        if scale != 1:
+            yield f"rates / {scale:g}" + (f" in {shortened(names)}" if len(variants) > 1 else "")
+
+
+def shortened(variants: Sequence[str]) -> str:
+    """The names of variants; of many only the first and the last."""
+    if len(variants) <= _NAMED:
+        return ", ".join(variants)
+    return f"{variants[0]} to {variants[-1]} ({len(variants)} variants)"
+
+
+def seed_of(experiments: Sequence[Experiment]) -> Iterator[str]:
+    """What the seed found with the lines that say so, and in what our set-up is another one."""
+    seeds = list(dict.fromkeys(e.scenario.seed for e in experiments if e.scenario.seed is not None))
+    for seed in dict.fromkeys((seed.document, seed.lines, seed.finding) for seed in seeds):
+        document, lines, finding = seed
+        yield f"{finding.rstrip('.')} ({document}, lines {', '.join(map(str, lines))})."
+    yield from (
+        f"Set up otherwise: {text}" for text in dict.fromkeys(s.differs for s in seeds if s.differs is not None)
+    )
 
 
 def _findings(pairs: Sequence[tuple[Experiment, Result]], alone: Mapping[str, str]) -> Iterator[str]:
     """What the seed found; ours, if no table has it; what was expected; and why numbers are not the seed's."""
-    seed = " ".join(dict.fromkeys(e.scenario.seed for e, _ in pairs if e.scenario.seed is not None))
-    if seed:
-        yield f"Seed: {seed}"
+    yield from (f"Seed: {text}" for text in seed_of([e for e, _ in pairs]))
     for (experiment, _), name in zip(pairs, _names(pairs), strict=True):
         if name in alone:
             yield f"Ours{_label(experiment)}: {alone[name]}."
+    yield from lines_of(effects_of(pairs, {e.name: e for e, _ in pairs}.values()))
     yield from _verdicts(pairs)
     yield from reasons(
         (experiment.variant or "", row)

@@ -15,6 +15,7 @@ from mptcp_lab import process
 from mptcp_lab.curve import Curve
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.port import Port
+from mptcp_lab.sampler import last_seen
 from mptcp_lab.scenario.files import DIRECTORY
 from mptcp_lab.scenario.judge import Statistic, summarise
 from mptcp_lab.scenario.plan import Addresses
@@ -23,6 +24,7 @@ from mptcp_lab.scenario.recording import Event
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from mptcp_lab.sampler import SubflowSample
     from mptcp_lab.scenario.recording import Recording
     from mptcp_lab.scenario.scenario_schema import Scenario
 
@@ -38,6 +40,7 @@ class Run:
     """One run: its figures, how long it took, the idle share of the processors, what was done; or why it failed.
 
     `windows`: begin and end of each; `caps`: when a cap of a subflow of that network changed, and to what (Mb/s).
+    `subflows`: what each socket had carried when it was last seen, up to one interval before its end.
     """
 
     figures: Mapping[str, float | None]
@@ -47,6 +50,7 @@ class Run:
     error: str | None = None
     windows: Mapping[str, Sequence[float]] = field(default_factory=dict)
     caps: Sequence[Sequence[Any]] = ()
+    subflows: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Result:
     """An experiment's runs on one kernel (`kernel` as asked for, `release` as uname(1) says).
 
     `file` is relative to the lab's scenarios if it is one of them. `commit` ends with `-dirty` if the checkout had
-    changes, and is empty without git.
+    changes, and is empty without git. `fingerprints`: of the set-up and the figures, as they were.
     """
 
     name: str
@@ -68,6 +72,7 @@ class Result:
     seed: int
     runs: Sequence[Run]
     directory: Path
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def statistics(self) -> dict[str, Statistic | None]:
@@ -95,14 +100,15 @@ def environment() -> dict[str, Any]:
     """What numbers depend on: code, kernel, its default congestion control, number of processors."""
     control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
     return {
-        "commit": _commit(),
+        "commit": current_commit(),
         "release": platform.release(),
         "congestion_control": control,
         "processors": os.cpu_count() or 1,
     }
 
 
-def _commit() -> str:
+def current_commit() -> str:
+    """Of the checkout, with `-dirty` behind it if something is changed; nothing if that is unknown."""
     describe = ("describe", "--always", "--dirty", "--abbrev=7", "--exclude=*")
     try:
         return process.run(["git", "-C", DIRECTORY, *describe], check=False).stdout.strip()
@@ -140,6 +146,24 @@ def write_samples(directory: Path, number: int, scenario: Scenario, recording: R
     )
 
 
+def subflow_totals(scenario: Scenario, samples: Iterable[SubflowSample]) -> list[dict[str, Any]]:
+    """Of each subflow and TCP socket: payload bytes, and packets that had some."""
+    link_of = Addresses(scenario).links()
+    return [
+        {
+            "host": host,
+            "link": link_of.get(socket.local, ""),
+            "local": f"{socket.local} {socket.local_port}",
+            "remote": f"{socket.remote} {socket.remote_port}",
+            "received_bytes": socket.received,
+            "received_packets": socket.packets_received,
+            "acked_bytes": socket.acked,
+            "sent_packets": socket.packets_sent,
+        }
+        for _, host, socket in last_seen(samples)
+    ]
+
+
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -164,6 +188,7 @@ def write_result(result: Result) -> None:
     """`result.json`."""
     fields = ("name", "file", "commit", "kernel", "release", "congestion_control", "processors", "time_scale", "seed")
     data: dict[str, Any] = {field: getattr(result, field) for field in fields}
+    data["fingerprints"] = dict(result.fingerprints)
     data["figures"] = {
         name: None if statistic is None else {key: round(value, 4) for key, value in statistic._asdict().items()}
         for name, statistic in result.statistics.items()
@@ -177,6 +202,7 @@ def write_result(result: Result) -> None:
             "error": run.error,
             "windows": {label: [round(at, 3) for at in window] for label, window in run.windows.items()},
             "caps": [(round(at, 3), network, mbps) for at, network, mbps in run.caps],
+            "subflows": [*run.subflows],
         }
         for run in result.runs
     ]

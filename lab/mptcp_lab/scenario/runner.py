@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Final
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.scenario.figures import measure, window_of
 from mptcp_lab.scenario.files import DIRECTORY, scaled
+from mptcp_lab.scenario.fingerprint import fingerprints
 from mptcp_lab.scenario.kernel_choice import allow_congestion_controls, coupled_controls, needs
-from mptcp_lab.scenario.results import Result, Run, directory_of, environment, write_result, write_samples
+from mptcp_lab.scenario.plan import traced
+from mptcp_lab.scenario.results import (
+    Result,
+    Run,
+    directory_of,
+    environment,
+    subflow_totals,
+    write_result,
+    write_samples,
+)
 from mptcp_lab.scenario.scenario_schema import Kernel, Protocol
 from mptcp_lab.scenario.stage import perform
 from mptcp_throttle.model import Direction
@@ -53,14 +63,16 @@ class Options:
 
 
 def expected_seconds(scenario: Scenario) -> float:
-    """An estimate of what one run takes: its duration, or the time in which its files fit through the links."""
-    limited = [flow for flow in scenario.flows.values() if flow.size is not None]
+    """An estimate of what one run takes: its duration, that of its videos, or of its files through the links."""
+    limited = [flow for flow in scenario.flows.values() if flow.is_limited]
     if not limited:
         return scenario.duration
     return min(scenario.duration, max(_transfer_seconds(scenario, flow) for flow in limited))
 
 
 def _transfer_seconds(scenario: Scenario, flow: FlowSection) -> float:
+    if flow.video is not None:
+        return flow.start + flow.video
     endpoints = scenario.hosts[flow.receiver].endpoints
     rates = {
         link: scenario.links[link].rate
@@ -123,6 +135,7 @@ def _run_here(experiments: Iterable[Experiment], kernel: Kernel, options: Option
                 seed=options.seed,
                 runs=runs,
                 directory=directory,
+                fingerprints=fingerprints(experiment.scenario),
                 **environment(),
             )
         )
@@ -135,6 +148,7 @@ def _stored(file: Path) -> str:
 def _run_once(
     experiment: Experiment, scenario: Scenario, options: Options, number: int, directory: Path, display: Display
 ) -> Run:
+    scenario = traced(scenario, number)
     starts = flow_starts(experiment, scenario, options.seed, number)
     try:
         recording = perform(scenario, starts, display, directory / f"logs-{number}", options.watch)
@@ -149,6 +163,7 @@ def _run_once(
         events=recording.events,
         windows={label: window for label, window in windows.items() if window is not None},
         caps=[(change.at, change.network, change.mbps) for change in recording.caps],
+        subflows=subflow_totals(scenario, recording.subflows),
     )
 
 

@@ -8,7 +8,12 @@ import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from ipaddress import ip_network
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import yaml
 
 from mptcp_lab.congestion.coupled import registered
 from mptcp_lab.curve import MEGA
@@ -16,38 +21,44 @@ from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import PORT as ORIGIN_PORT
 from mptcp_lab.origin import Origin, start_origin
-from mptcp_lab.proxy_server import PORT
+from mptcp_lab.proxy_server import PORT, Access
 from mptcp_lab.sampler import Sampler, processor_times
 from mptcp_lab.scenario.capturing import captured
 from mptcp_lab.scenario.figures import present_rates
 from mptcp_lab.scenario.flows import Flow
+from mptcp_lab.scenario.interception import intercept
 from mptcp_lab.scenario.kernel_choice import coupled_controls
-from mptcp_lab.scenario.plan import Addresses, endpoint, event_commands, reshape
+from mptcp_lab.scenario.plan import Addresses, endpoint, event_commands, reshape, shape
 from mptcp_lab.scenario.quantities import Moment
 from mptcp_lab.scenario.recording import CapChange, Event, Recording, moments
-from mptcp_lab.scenario.scenario_schema import CAP, Program
+from mptcp_lab.scenario.scenario_schema import CAP, Method, Program
 from mptcp_lab.scenario.world import World, build, execute
 from mptcp_lab.sdn.switch_plan import whole_plan
 from mptcp_lab.sdn.switches import Switches
 from mptcp_lab.sdn.switches import running as running_switches
-from mptcp_lab.services import Services
-from mptcp_throttle.model import AccessNetwork, LogLevel
+from mptcp_lab.video import wifi_trace
+from mptcp_lab.wall_clock import ServicesWithClock
+from mptcp_throttle.model import AccessNetwork, Device, LogLevel
 from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
+    from mptcp_lab.port import Port
     from mptcp_lab.scenario.display import Display
-    from mptcp_lab.scenario.scenario_schema import EventSection, Scenario
+    from mptcp_lab.scenario.scenario_schema import EventSection, Scenario, ThrottleSection
+    from mptcp_lab.video import Step
     from mptcp_lab.watched_page import Watch
+
+THESIS: Final = Path(__file__).parents[3] / "config/examples/thesis/mptcp-throttle.yaml"
+"""The method of the thesis."""
 
 _POLL_SECONDS: Final = 0.05
 _DAY_SECONDS: Final = 86_400
-# Of the daemon's log: `cap token=... client=... network=... direction=... rate=... after_ms=...`; `limit` and `free`
-# end a cap.
+# Of the daemon's log: `cap token=... client=... network=... direction=... rate=... after_ms=...`, with `device=...`
+# after a client with a name; `limit` and `free` end a cap.
 _CHANGE: Final = re.compile(
-    r"^(?P<at>[\d:.]+) INFO (?P<kind>cap|limit|free) token=\S+ client=(?P<client>\S+)"
+    r"^(?P<at>[\d:.]+) INFO (?P<kind>cap|limit|free) token=\S+ client=(?P<client>\S+)(?: device=\S+)?"
     r" network=(?P<network>\S+) direction=\S+(?: rate=(?P<rate>\S+))?.*?(?: after_ms=(?P<after>[\d.]+))?$",
     re.MULTILINE,
 )
@@ -91,6 +102,7 @@ class Stage:
         script: list[tuple[Moment, Callable[[], None]]] = [
             *((Moment(starts[flow.name]), flow.start) for flow in self._flows),
             *((event.at, lambda event=event: self._act(event)) for event in self._scenario.events),
+            *self._steps(),
         ]
         while True:
             self._observe()
@@ -145,11 +157,24 @@ class Stage:
         if self._asks_for_backups and not self.backups and services is not None:
             self.backups |= {subflow.network for subflow in services.subflows() if subflow.backup}
 
+    def _steps(self) -> Iterator[tuple[Moment, Callable[[], None]]]:
+        """The changes of rates that are traced."""
+        for name, link in self._scenario.links.items():
+            steps = () if link.trace is None else wifi_trace(link.trace, self._scenario.duration)
+            for step in steps[1:]:
+                yield Moment(step.at), partial(self._set_rate, name, step)
+
+    def _set_rate(self, name: str, step: Step) -> None:
+        link = self._scenario.links[name].model_copy(update={"rate": Rate(step.rate)})
+        execute(self._world.hosts, shape(self._scenario, name, link))
+
     def _act(self, event: EventSection) -> None:
         at, done = self.now, None
         if event.throttle is not None and self._running.services is not None:
             self._running.services.cli(*shlex.split(event.throttle))
             done = self.now
+        if event.clock is not None and self._running.services is not None:
+            self._running.services.set_daemon_clock(event.clock)
         if event.outage is not None and event.seconds is not None and self._switches is not None:
             lasting = self._outages.submit(self._switches.outage, event.outage, event.seconds)
             self._lasting[event.name or f"outage-{len(self._lasting)}"] = lasting
@@ -166,6 +191,8 @@ def describe(event: EventSection) -> str:
     """An event in a few words."""
     if event.throttle is not None:
         return event.throttle
+    if event.clock is not None:
+        return f"the clock shows {event.clock:%Y-%m-%d %H:%M:%S}"
     if event.outage is not None:
         return f"{event.outage} drops everything for {event.seconds:g} s"
     if event.endpoint is not None:
@@ -211,7 +238,7 @@ def perform(
                 duration = stage.now
                 limited = [flow for flow in flows if flow.limited]
                 wait = not limited and scenario.until is None
-                results = {flow.name: flow.result(wait=wait or flow.limited) for flow in flows}
+                results = {flow.name: flow.result(wait=wait or flow.limited, since=stage.began) for flow in flows}
                 if limited:
                     # When the last byte came, not when we saw it.
                     duration = max(flow.began + (results[flow.name].seconds or 0) for flow in limited) - stage.began
@@ -219,6 +246,7 @@ def perform(
             setups = [] if switches is None else switches.setups()
             idle_after, total_after = processor_times()
             running.new_cap_changes(stage.began)
+            used = running.used()
         return Recording(
             start=min([flow.began - stage.began for flow in flows], default=0.0),
             duration=duration,
@@ -231,6 +259,7 @@ def perform(
             caps=running.changes,
             backups=frozenset(stage.backups),
             restored=running.restored,
+            used=used,
             disorder=disorder,
             outages=outages,
             setups=setups,
@@ -240,12 +269,16 @@ def perform(
 def _start_programs(scenario: Scenario, world: World) -> Origin | None:
     """Start the origin server, which is returned, the servers, and what their clients need. Raises LabError."""
     origin, upstream = None, ""
-    name = scenario.host_running(Program.ORIGIN)
-    if name is not None:
-        origin, upstream = start_origin(world.hosts[name]), endpoint(scenario, name, ORIGIN_PORT)
+    its_host = scenario.host_running(Program.ORIGIN)
+    if its_host is not None:
+        origin, upstream = start_origin(world.hosts[its_host]), endpoint(scenario, its_host, ORIGIN_PORT)
     for name, host in scenario.hosts.items():
-        if host.server is not None:
-            host.server.program.start(world.hosts[name], upstream)
+        if host.server is None:
+            continue
+        started = host.server.program
+        started.start(world.hosts[name], upstream)
+        if started.access is Access.TRANSPARENT and its_host is not None:
+            intercept(world.hosts, scenario, name, its_host, started.port)
     for name, (program, server) in scenario.client_programs().items():
         program.start(world.hosts[name], endpoint(scenario, server, PORT))
     return origin
@@ -271,7 +304,7 @@ class _Running:
     """
 
     def __init__(self, scenario: Scenario, world: World, watch: Watch | None) -> None:
-        self.services: Services | None = None
+        self.services: ServicesWithClock | None = None
         self.changes: list[CapChange] = []
         self.restored: bool | None = None
         self._scenario = scenario
@@ -289,16 +322,23 @@ class _Running:
         host, interface = self._world.hosts[name], next(self._scenario.ports(name))[0].interface
         asked = any(figure.restored for figure in self._scenario.report.values())
         before = kernel_state(host, interface) if asked else {}
-        # The end of a capped subflow is logged as a detail.
         section = self._scenario.throttle
-        services = Services(
+        method = _settings(section.method)
+        services = ServicesWithClock(
             host,
-            self._networks(),
+            self._networks(section),
             interfaces=[interface],
             linger=section.linger,
-            daemon={"classifier": section.classifier.value},
+            sniffer=method.get("sniffer"),
+            # No program keeps the clock of every machine right on which the lab runs.
+            daemon={"classifier": section.classifier.value, "wait_for_clock": False, **method.get("daemon", {})},
+            devices=self._devices(section),
+            time_zone=None if section.clock is None else "UTC",
+            # The end of a capped subflow is logged as a detail.
             log_level=LogLevel.DEBUG,
         )
+        if section.clock is not None:
+            services.set_daemon_clock(section.clock)
         with services:
             self.services = services
             if self._watch is not None:
@@ -322,8 +362,17 @@ class _Running:
         self.changes = changes
         return new
 
-    def _networks(self) -> list[AccessNetwork]:
-        addresses, section = Addresses(self._scenario), self._scenario.throttle
+    def used(self) -> dict[str, int]:
+        """By network, the bytes that its budgets have counted, all together."""
+        used: dict[str, int] = {}
+        if self.services is not None and any(figure.used for figure in self._scenario.report.values()):
+            budgets = self.services.cli_json("budgets")["budgets"]
+            for budget in budgets:
+                used[budget["network"]] = used.get(budget["network"], 0) + budget["used"]
+        return used
+
+    def _networks(self, section: ThrottleSection) -> list[AccessNetwork]:
+        addresses = Addresses(self._scenario)
         return [
             AccessNetwork(
                 name,
@@ -331,11 +380,35 @@ class _Running:
                 network.preference,
                 network.rates,
                 network.per,
+                schedule=tuple(section.window for section in network.schedule),
                 budgets=tuple(section.budget for section in network.budgets),
                 overflow=network.overflow,
+                burst=network.burst or 0,
             )
-            for name, network in ({} if section is None else section.networks).items()
+            for name, network in section.networks.items()
         ]
+
+    def _devices(self, section: ThrottleSection) -> Iterator[Device]:
+        for name, device in section.devices.items():
+            links = {section.networks[network].link: network for network in device.networks}
+            addresses = {
+                links[link]: tuple(map(ip_network, self._addresses_of(port)))
+                for port, link in self._scenario.ports(device.host)
+                if link in links
+            }
+            yield Device(name, addresses, {network: rates.rates for network, rates in device.networks.items()})
+
+    def _addresses_of(self, port: Port) -> Iterator[str]:
+        for family in self._scenario.families(port):
+            yield from Addresses(self._scenario).all_of(port, family)
+
+
+def _settings(method: Method) -> dict[str, dict[str, object]]:
+    """The sections of the services' configuration that make the method."""
+    if method is Method.DEFAULT:
+        return {}
+    settings: dict[str, dict[str, object]] = yaml.safe_load(THESIS.read_text(encoding="utf-8"))
+    return settings
 
 
 def cap_changes(log: str, start: float) -> list[CapChange]:

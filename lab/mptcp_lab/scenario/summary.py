@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab.scenario.effects import Shown, counts_of_effects, effects_of, lines_of
 from mptcp_lab.scenario.judge import Match, compare, number
 from mptcp_lab.scenario.report import (
     BUSY,
@@ -22,6 +23,9 @@ from mptcp_lab.scenario.report import (
     options_of,
     ours_of,
     reasons,
+    scales_of,
+    seed_of,
+    shortened,
     usual_commit,
     verdicts_of,
 )
@@ -29,6 +33,7 @@ from mptcp_lab.scenario.report import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from mptcp_lab.scenario.effects import Effect
     from mptcp_lab.scenario.files import Experiment
     from mptcp_lab.scenario.judge import Comparison
     from mptcp_lab.scenario.report import Block
@@ -38,34 +43,64 @@ _LINE: Final = 380
 """Characters in a line, nearly."""
 
 
-def make_summary(pairs: Sequence[tuple[Experiment, Result]], command: str) -> list[Block]:
-    """The document. `command` is what printed it."""
+def make_summary(
+    pairs: Sequence[tuple[Experiment, Result]], command: str, experiments: Sequence[Experiment] | None = None
+) -> list[Block]:
+    """The document. `command` is what printed it; `experiments` are all of the sets, measured or not."""
     usual = usual_commit(pairs)
+    families: dict[str, list[Experiment]] = defaultdict(list)
+    for experiment in experiments or {experiment.name: experiment for experiment, _ in pairs}.values():
+        families[experiment.family].append(experiment)
+    effects = {name: list(effects_of(by_family(pairs).get(name, []), members)) for name, members in families.items()}
     blocks: list[Block] = [
         *introduction(
             pairs,
             "For each experiment of a seed: what the seed found, what ours gives, and whether expectations hold.\n"
             f"Printed by `{command}`; that directory has the figures of each run.",
             "Numbers are medians, with a range where it is wider; rates are in Mb/s.",
+            "*Reproduced* and *not reproduced*: a finding of the seed as a relation between two of our figures.",
             "`a ≈ b`: ours is a and the seed's b; they differ by 25 %, or what the scenario allows, at most.",
             "`a ≠ b`: they differ by more. `a (seed b)`: they cannot be compared.",
+            "*No evidence*, *the link's*: both figures are what the links carry, or 0.",
             "`rates / 10`: the scenario's rates are the seed's divided by 10.",
             "*Held*: an expectation of the scenario, with the figure or ratio of figures that it is about.",
             f"*Idle*: below {BUSY} % the machine was measured, and not the network.",
         ),
         Table(
-            ("seed", "numbers", *(match.value for match in Match), "expectations", "not held"),
+            ("findings of the seed", "in all", *Shown),
+            [
+                [SETS.get(name, name), *counts_of_effects(of_set)]
+                for name, _ in by_set(pairs)
+                if (of_set := [e for f, listed in effects.items() if in_set(f, name) for e in listed])
+            ],
+        ),
+        Table(
+            ("numbers of the seed", "in all", *(match.value for match in Match), "expectations", "not held"),
             [_counts(name, members) for name, members in by_set(pairs)],
         ),
     ]
     for name, members in by_set(pairs):
-        families = by_family(members)
+        measured = by_family(members)
         blocks += (
             Heading(2, SETS.get(name, name)),
-            Paragraph("\n".join(_commands(name, families, usual))),
-            Points([(_found(family), list(_findings(family))) for family in families.values()]),
+            Paragraph("\n".join(_commands(name, measured, usual))),
+            Points(
+                [
+                    (
+                        _found(listed, measured.get(family, [])),
+                        [*_findings(listed, measured.get(family, []), effects[family])],
+                    )
+                    for family, listed in families.items()
+                    if in_set(family, name)
+                ]
+            ),
         )
     return blocks
+
+
+def in_set(family: str, name: str) -> bool:
+    """Whether an experiment is of a set."""
+    return family.partition("/")[0] == name
 
 
 def _counts(name: str, pairs: Sequence[tuple[Experiment, Result]]) -> list[str]:
@@ -97,19 +132,33 @@ def _which(family: Sequence[tuple[Experiment, Result]], measured: Sequence[tuple
     return f"{name} ({', '.join(str(experiment.variant) for experiment, _ in measured)})"
 
 
-def _found(pairs: Sequence[tuple[Experiment, Result]]) -> str:
+def _found(experiments: Sequence[Experiment], pairs: Sequence[tuple[Experiment, Result]]) -> str:
     """The name, and what the seed found."""
-    experiment = pairs[0][0]
-    scale = experiment.scenario.scale
     scales = sorted({result.time_scale for _, result in pairs} - {1})
-    changes = ([] if scale == 1 else [f"rates / {scale:g}"]) + [f"times and sizes * {scale:g}" for scale in scales]
-    seed = " ".join(dict.fromkeys(e.scenario.seed for e, _ in pairs if e.scenario.seed is not None))
-    name = f"**{experiment.family.partition('/')[2]}**" + (f" ({', '.join(changes)})" if changes else "")
-    return f"{name}: {seed or experiment.family_title}"
+    changes = [*scales_of(experiments), *(f"times and sizes * {scale:g}" for scale in scales)]
+    family = experiments[0].family.partition("/")[2]
+    name = f"**{family}**" + (f" ({', '.join(changes)})" if changes else "")
+    return f"{name}: {next(seed_of(experiments), experiments[0].family_title)}"
 
 
-def _findings(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[str]:
-    """Ours; which expectations held, and which did not; why numbers are not the seed's; and which runs failed."""
+def _findings(
+    experiments: Sequence[Experiment], pairs: Sequence[tuple[Experiment, Result]], effects: Iterable[Effect]
+) -> Iterator[str]:
+    """What was set up otherwise; ours; which findings and expectations hold; why numbers differ; what failed."""
+    yield from [*seed_of(experiments)][1:]
+    names = {experiment.name for experiment, _ in pairs}
+    missing = [experiment.variant or "all of it" for experiment in experiments if experiment.name not in names]
+    if missing:
+        yield f"Not measured at this set-up: {shortened(missing)}."
+    lacking = dict.fromkeys(
+        name
+        for experiment, result in pairs
+        for name, figure in experiment.scenario.report.items()
+        if figure.seed is not None and _lacks(result, name)
+    )
+    if lacking:
+        yield f"Figures not measured at this set-up: {', '.join(lacking)}."
+    yield from lines_of(effects)
     results = Counter(experiment.name for experiment, _ in pairs)
     places = [
         ", ".join(filter(None, [experiment.variant, result.kernel if results[experiment.name] > 1 else None]))
@@ -119,6 +168,7 @@ def _findings(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[str]:
         (place, row)
         for (experiment, result), place in zip(pairs, places, strict=True)
         for row in compare(experiment.scenario, result.statistics)
+        if row.seed is None or not _lacks(result, row.figure)
     ]
     held, missed = _verdicts(pairs)
     compared = [(place, row) for place, row in rows if row.seed is not None]
@@ -131,6 +181,11 @@ def _findings(pairs: Sequence[tuple[Experiment, Result]]) -> Iterator[str]:
     yield from reasons(compared)
     for (_, result), place in zip(pairs, places, strict=True):
         yield from (f"FAILED{f' ({place})' if place else ''}: {error}" for error in result.errors)
+
+
+def _lacks(result: Result, figure: str) -> bool:
+    """Whether runs that did not fail have not measured the figure, which is newer."""
+    return not result.errors and figure not in result.statistics
 
 
 def _lines(label: str, texts: Iterable[str]) -> Iterator[str]:
@@ -150,6 +205,7 @@ def _figures(rows: Iterable[tuple[str, Comparison]]) -> Iterator[str]:
     figures: dict[tuple[str, str], list[str]] = defaultdict(list)
     for place, row in rows:
         seed = "" if row.seed is None else f"seed {number(row.seed)}"
+        seed += ", the link's" if row.match is Match.NO_EVIDENCE else ""
         sign = {Match.SAME: "≈", Match.DIFFERENT: "≠"}.get(row.match) if row.match is not None else None
         text = ours_of(row) + (f" {sign} {number(row.seed)}" if sign is not None else "")
         aside = ", ".join(filter(None, [place, "" if sign is not None else seed]))
