@@ -1,25 +1,32 @@
-"""What `benchmarks/video` makes of a trace of Wi-Fi, and of the segments that were played."""
+"""What a trace of Wi-Fi is, and what a video needs of another path beside it."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
-from mptcp_lab.benchmarks.video import (
-    Figures,
-    Needed,
-    Step,
-    figures,
-    ideal_overflow,
-    least_ethernet,
-    needed,
-    verdicts,
-    wifi_trace,
-)
-from mptcp_lab.playback import Played
-from mptcp_throttle.units import Rate
+from mptcp_lab.playback import Playback, Played
+from mptcp_lab.video import Step, least_bytes, segment_bytes, wifi_trace
 
 MEGABYTE = 10**6
-SLOW_THEN_FAST = (Step(0.0, 1_000_000), Step(4.0, 8_000_000))
+ETHERNET = 10_000_000
+FAST, SLOW = Step(0.0, 10_000_000), Step(0.0, 1_000_000)
+
+
+def played(trace: Sequence[Step], ethernet: int, segments: int = 12) -> tuple[list[Played], float]:
+    """How the player plays while Ethernet always carries that much (bits/s), and the bytes that it has carried."""
+    playback, at, carried = Playback(), 0.0, 0.0
+    for _ in range(segments):
+        at += playback.seconds_until_room(at)
+        bitrate, requested, left = playback.next_bitrate(at), at, 0.0
+        left = segment_bytes(bitrate)
+        while left > 0:
+            wifi = [step.rate for step in trace if step.at <= at][-1]
+            left -= (wifi + ethernet) / 8 * 0.01
+            carried += ethernet / 8 * 0.01
+            at += 0.01
+        playback.add(bitrate, requested, at)
+    return playback.segments, carried
 
 
 def test_trace_is_the_same_for_a_seed_and_stays_within_its_bounds() -> None:
@@ -32,59 +39,30 @@ def test_trace_is_the_same_for_a_seed_and_stays_within_its_bounds() -> None:
     assert all(2.0 <= gap <= 5.0 for gap in gaps)
 
 
-@pytest.mark.parametrize(
-    ("segments", "expected"),
-    [
-        # Until 4 s Wi-Fi carries 0.5 MB, and 1 MB in each second after it.
-        ([Needed(0.5 * MEGABYTE, 0, 4)], 0.0),
-        ([Needed(2 * MEGABYTE, 0, 5)], 0.5 * MEGABYTE),
-        ([Needed(2 * MEGABYTE, 3, 5)], 0.875 * MEGABYTE),
-        # What is not needed before Wi-Fi is fast waits for it; what is carried early leaves Wi-Fi to the next.
-        ([Needed(MEGABYTE, 0, 4), Needed(2 * MEGABYTE, 0, 6)], 0.5 * MEGABYTE),
-        ([Needed(0.25 * MEGABYTE, 0, 4), Needed(0.25 * MEGABYTE, 0, 4)], 0.0),
-        ([Needed(MEGABYTE, 0, 5), Needed(MEGABYTE, 0, 5)], 0.5 * MEGABYTE),
-        # Without room in the buffer Wi-Fi is idle.
-        ([Needed(MEGABYTE, 0, 5), Needed(2 * MEGABYTE, 6, 7)], MEGABYTE),
-        ([], 0.0),
-    ],
-)
-def test_optimum_is_what_wifi_cannot_carry_before_each_deadline(segments: list[Needed], expected: float) -> None:
-    assert least_ethernet(SLOW_THEN_FAST, segments) == pytest.approx(expected)
+def test_wifi_that_is_fast_enough_needs_no_other_path() -> None:
+    segments, _ = played([FAST], 0)
+    assert least_bytes([FAST], segments, ETHERNET) == 0.0
 
 
-def test_segments_are_needed_when_due_and_requested_once_there_is_room() -> None:
-    played = [Played(5_000_000, 100.0, 102.0, 102.0), *(Played(5_000_000, 0, 0, 106.0 + 4 * n) for n in range(6))]
-    needs = needed([segment.later(-99.0) for segment in played])
-    assert [need.due for need in needs] == [3.0, 7.0, 11.0, 15.0, 19.0, 23.0, 27.0]
-    assert [need.released for need in needs] == [1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 7.0]
-    assert needs[0].size == pytest.approx(2_500_000 * 1514 / 1428)
+def test_slow_wifi_leaves_to_the_other_path_what_it_lacks() -> None:
+    segments, carried = played([SLOW], ETHERNET)
+    size = sum(segment_bytes(segment.bitrate) for segment in segments)
+    least = least_bytes([SLOW], segments, ETHERNET)
+    assert least is not None
+    # Wi-Fi is busy all the time, to the last moment at which the last segment may come.
+    assert size - 1_000_000 / 8 * 48 <= least < carried
+    assert least == pytest.approx(size - 1_000_000 / 8 * 48, rel=0.1)
 
 
-def test_ideal_overflow_adds_what_wifi_lacks_and_at_least_the_cap() -> None:
-    steady = (Step(0.0, 2_000_000),)
-    played, over_ethernet = ideal_overflow(steady, 6, Rate(1_000_000), Rate(6_000_000))
-    size = sum(segment.bitrate / 8 * 4 * 1514 / 1428 for segment in played)
-    assert over_ethernet == pytest.approx(size * 4 / 6)
-    played, over_ethernet = ideal_overflow(steady, 6, Rate(1_000_000), Rate(2_000_000))
-    size = sum(segment.bitrate / 8 * 4 * 1514 / 1428 for segment in played)
-    assert over_ethernet == pytest.approx(size / 3)
-    assert not any(segment.stalled for segment in played)
+def test_wifi_that_becomes_fast_in_time_carries_what_the_buffer_spares() -> None:
+    trace = [FAST, Step(30.0, 1_000_000), Step(34.0, 10_000_000)]
+    segments, carried = played(trace, ETHERNET)
+    least = least_bytes(trace, segments, ETHERNET)
+    assert least is not None
+    # The buffer of 24 s lasts beyond the slow time; the first bitrates rise as fast as both paths together let them.
+    assert least < carried / 4
 
 
-def test_figures_count_segments_that_arrived_after_they_were_due() -> None:
-    played = [Played(500_000, 0, 1, 1), Played(2_000_000, 1, 6.5, 5), Played(500_000, 7, 8, 10.5)]
-    assert figures("cap", played, 3 * MEGABYTE) == Figures("cap", 3.0, 1, 1.5, 1.0)
-
-
-def test_each_target_is_met_or_missed_beside_what_is_allowed() -> None:
-    by_way = {
-        "uncapped": Figures("uncapped", 40.0, 0, 0.0, 4.0),
-        "overflow": Figures("overflow", 14.0, 1, 0.5, 3.95),
-        "optimum": Figures("optimum", 10.0, 0, 0.0, 4.0),
-    }
-    assert list(verdicts(by_way)) == [
-        "missed: stalls: 1, allowed 0",
-        "met: mean bitrate: 3.95 Mb/s, at least 3.92",
-        "missed: Ethernet: 14.0 MB, at most 13.0, 1.3 times the optimum",
-        "saving against uncapped: 65 % of the Ethernet bytes",
-    ]
+def test_bitrates_that_no_times_allow_have_no_least() -> None:
+    segments, _ = played([FAST], 0, 4)
+    assert least_bytes([SLOW], segments, 0) is None

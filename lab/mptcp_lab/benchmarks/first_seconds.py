@@ -18,6 +18,9 @@ from when it was due, and its ratio is to 4 s: up to 1, no chunk is late.
 time, after a timeout each.
 
 A world is the lab with one thing changed.
+
+With `--fleet`, each variant with services is also measured while they share budgets by a server, which is healthy, or
+not (`fleet_states`): `steered-slow`.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from mptcp_lab import oracle
+from mptcp_lab.benchmarks.fleet_states import ALONE, STATES, in_state, sharing, with_budgets
 from mptcp_lab.benchmarks.goodput import PAYLOAD_PART, delay_links, delay_pair, pair_text
 from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.benchmarks.stock_kernels import CONGESTION_CONTROLS, KERNELS, missing, results_of_guest, set_up_guest
@@ -155,16 +159,19 @@ class Bench:
 
     @contextmanager
     def _services(self, variant: str) -> Iterator[None]:
-        if variant not in _DAEMON_SETTINGS:
+        name, _, state = variant.partition("-")
+        if name not in _DAEMON_SETTINGS:
             yield
             return
         wifi, ethernet = WIFI_FIRST
-        if variant == "provisional":
+        if name == "provisional":
             ethernet = replace(ethernet, provisional=_PROVISIONAL_SECONDS)
-        daemon = _DAEMON_SETTINGS[variant]
-        with Services(self._lab.proxy, (wifi, ethernet), name=next(self._names), daemon=daemon) as services:
+        networks = with_budgets((wifi, ethernet), state or ALONE)
+        services = Services(self._lab.proxy, networks, name=next(self._names), daemon=_DAEMON_SETTINGS[name])
+        with sharing(services, state or ALONE) as server, services:
             services.check_kernel_program()
-            yield
+            with in_state(server):
+                yield
 
     def _program(self, size: str, *options: str) -> tuple[str, ...]:
         proxy = (str(self._lab.proxy_address(4)), str(PORT))
@@ -313,7 +320,7 @@ def _kilobytes(row: Mapping[str, Any]) -> str:
 def _print(row: Mapping[str, Any]) -> None:
     print(
         f"{row['kernel']:11} {row['world']:13} {row['cc']:6} {pair_text(row['delay']):6}"
-        f" {row['size']:>5} {row['variant']:11} {row['runs']:4}"
+        f" {row['size']:>5} {row['variant']:19} {row['runs']:4}"
         f" {row['median']:8} {row['p90']:8} {row['p99']:8} {row['max']:8}"
         f" {row['median_ratio']:7} {row['p90_ratio']:6} {row['p99_ratio']:6} {row['max_ratio']:6}"
         f" {_kilobytes(row):>15} {row['discarded']:9}",
@@ -332,15 +339,18 @@ def main() -> None:
         "--sizes", nargs="+", choices=(*_MEASURED, _VIDEO), default=_MEASURED, help="default: all but video"
     )
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--fleet", nargs="+", choices=STATES[1:], default=[], help="besides; default: none")
     parser.add_argument("--runs", type=int, default=100, help="of each; default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order; default: %(default)s")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.inside:
         print(
-            "kernel      world         cc     delay   size variant     runs"
+            "kernel      world         cc     delay   size variant             runs"
             "   median      p90      p99      max   ratio    p90    p99    max     ethernet kB discarded"
         )
+    with_services = [variant for variant in options.variants if variant in _DAEMON_SETTINGS]
+    shared = [f"{variant}-{state}" for variant in with_services for state in options.fleet]
     printed: list[dict[str, Any]] = []
     for cell in (Cell(*each) for each in product(options.kernels, options.worlds, options.cc, options.delays)):
         if lacking := missing(cell.kernel, cell.delay, cell.cc, *WORLDS[cell.world].needs):
@@ -349,7 +359,7 @@ def main() -> None:
             continue
         if options.inside or cell.kernel == "native":
             set_up_guest(recommended=WORLDS[cell.world].recommended)
-            times = cell.measure(options.sizes, options.variants, options.runs, options.seed)
+            times = cell.measure(options.sizes, [*options.variants, *shared], options.runs, options.seed)
         else:
             times = _measured_in_guest(cell)
         if options.inside:

@@ -7,6 +7,8 @@ mark is done when the kernel has acknowledged it; there the time of the SYN is t
 subflow has its own rate, so that each JOIN needs a class, a mark and a pace. A JOIN that the proxy's kernel counts and
 that is never paced, or marked, is missed; for each that is not marked the stages that it reached are printed, and when
 its connection left the table.
+
+`--fleet` measures each case also while the proxy shares budgets by a server, which is healthy, or not (`fleet_states`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab import namespaces
+from mptcp_lab.benchmarks.fleet_states import ALONE, STATES, in_state, sharing, with_budgets
 from mptcp_lab.benchmarks.join_observer import Delays, JoinObserver
 from mptcp_lab.benchmarks.measure import PORT, command_line, unshaped, write_json
 from mptcp_lab.lab_errors import LabError
@@ -58,6 +61,7 @@ class Case:
     seconds: float
     busy: bool
     daemon: Mapping[str, object]
+    fleet: str = ALONE
 
     @property
     def joiner(self) -> bool:
@@ -88,6 +92,7 @@ def measure(case: Case) -> dict[str, Json]:
     marked = _percentiles(joins, [of["marked"] for of in times if "marked" in of])
     return {
         "capped": case.capped,
+        "fleet": case.fleet,
         "joins_per_second": case.rate,
         "beside_transfer": case.busy,
         "joins": joins,
@@ -134,18 +139,20 @@ def _transfer(lab: Lab, seconds: float, *, busy: bool) -> Iterator[None]:
 
 @contextmanager
 def _observed(lab: Lab, case: Case, noted: _Noted) -> Iterator[None]:
-    services = Services(lab.proxy, networks(joiner=case.joiner), ports=(PORT, _TRANSFER_PORT), daemon=dict(case.daemon))
-    files = services.start_timed()
-    services.wait_ready()
-    services.check_kernel_program()
-    if services.daemon is None:
-        raise LabError("mptcp-throttled: not started")
-    namespace = namespaces.path(lab.proxy.namespace)
-    with JoinObserver(namespace, PORT, services.daemon.pid, joiner=case.joiner) as observer:
-        yield
-        noted.delays = observer.paced()
-    noted.sniffer = services.ask_sniffer("status")
-    services.stop()
+    of_case = with_budgets(networks(joiner=case.joiner), case.fleet)
+    services = Services(lab.proxy, of_case, ports=(PORT, _TRANSFER_PORT), daemon=dict(case.daemon))
+    with sharing(services, case.fleet) as server:
+        files = services.start_timed()
+        services.wait_ready()
+        services.check_kernel_program()
+        if services.daemon is None:
+            raise LabError("mptcp-throttled: not started")
+        namespace, pid = namespaces.path(lab.proxy.namespace), services.daemon.pid
+        with in_state(server), JoinObserver(namespace, PORT, pid, joiner=case.joiner) as observer:
+            yield
+            noted.delays = observer.paced()
+        noted.sniffer = services.ask_sniffer("status")
+        services.stop()
     noted.times = list(paired(*(_notes(file) for file in files), joiner=case.joiner))
 
 
@@ -212,6 +219,7 @@ def main() -> None:
     parser.add_argument("--capped", nargs="+", choices=_CAPPED, default=_CAPPED)
     parser.add_argument("--loads", nargs="+", choices=_LOADS, default=_LOADS)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each; default: %(default)g")
+    parser.add_argument("--fleet", nargs="+", choices=STATES, default=[ALONE], help="of each; default: alone")
     parser.add_argument("--classifier", help="daemon.classifier; default: as configured")
     options = parser.parse_args()
     daemon: dict[str, object] = {"steering": False}
@@ -219,9 +227,9 @@ def main() -> None:
         daemon["classifier"] = options.classifier
     rows = []
     headings = "".join(f" {name:>8}" for name in _PERCENTILES)
-    print(f"{'capped':8} {'JOIN/s':>6} {'beside':8} {'JOINs':>6} {'until':7} {'missed':>6}{headings}  ms")
-    for load, rate, capped in product(options.loads, options.rates, options.capped):
-        row = measure(Case(capped, rate, options.seconds, load == "transfer", daemon))
+    print(f"{'fleet':11} {'capped':8} {'JOIN/s':>6} {'beside':8} {'JOINs':>6} {'until':7} {'missed':>6}{headings}  ms")
+    for load, rate, capped, fleet in product(options.loads, options.rates, options.capped, options.fleet):
+        row = measure(Case(capped, rate, options.seconds, load == "transfer", daemon, fleet))
         rows.append(row)
         _print(row, load)
     write_json(options.json, rows)
@@ -231,7 +239,7 @@ def _print(row: Mapping[str, Any], load: str) -> None:
     for figure in ("paced", "marked"):
         percentiles = " ".join(f"{'-' if (at := row[figure][name]) is None else at:>8}" for name in _PERCENTILES)
         print(
-            f"{row['capped']:8} {row['joins_per_second']:6g} {load:8} {row['joins']:6}"
+            f"{row['fleet']:11} {row['capped']:8} {row['joins_per_second']:6g} {load:8} {row['joins']:6}"
             f" {figure:7} {row[figure]['missed']:6} {percentiles}",
             flush=True,
         )

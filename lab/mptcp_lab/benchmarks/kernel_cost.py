@@ -21,9 +21,8 @@ import os
 import re
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab import oracle
@@ -31,7 +30,7 @@ from mptcp_lab.benchmarks.join_latency import networks
 from mptcp_lab.benchmarks.measure import PORT, command_line, cpu_seconds, unshaped, write_json
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import start_origin
-from mptcp_lab.process import wait_until
+from mptcp_lab.process import descriptor_texts, wait_until
 from mptcp_lab.sampler import Sampler
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT as SQUID_PORT
@@ -72,12 +71,6 @@ def program_runs(descriptors: Iterable[str]) -> Used:
         kind = _PROGRAM_TYPES[fields["prog_type"]]
         used.update({kind: int(fields["run_cnt"]), f"{kind}_ns": int(fields["run_time_ns"])})
     return used
-
-
-def _descriptors(process: Process) -> Iterator[str]:
-    for file in Path(f"/proc/{process.pid}/fdinfo").iterdir():
-        with suppress(FileNotFoundError):
-            yield file.read_text(encoding="ascii")
 
 
 @contextmanager
@@ -122,7 +115,7 @@ def _measure(
 def _used(services: Services) -> Used:
     if services.sniffer is None or services.daemon is None:
         raise LabError("mptcp-sniffer and mptcp-throttled: not started")
-    used = program_runs(_descriptors(services.daemon))
+    used = program_runs(descriptor_texts(services.daemon.pid))
     used["sniffer_ns"], used["daemon_ns"] = (_cpu_ns(process) for process in (services.sniffer, services.daemon))
     return used
 

@@ -41,6 +41,8 @@ _OTHER_FILES: Final = 100
 _LOOKS: Final = 30
 _ANSWER_SECONDS: Final = 10.0
 _VIEWERS: Final = 10
+_ROWS: Final = 50
+_LIST_SECONDS: Final = 2.0
 
 
 def _networks(cap: Rate | None) -> tuple[AccessNetwork, ...]:
@@ -169,19 +171,31 @@ def _cpu_percent_while(daemon: Process, look: Callable[[], object]) -> tuple[flo
 
 
 def _cost_of_page(services: Services, daemon: Process) -> dict[str, Json]:
-    """Percent of a core that page and daemon use while `_VIEWERS` browsers follow the page, and the page's memory."""
+    """Percent of a core that page and daemon use while `_VIEWERS` browsers follow the page, and the page's memory.
+
+    Each follows the stream, and asks for other rows of the list of clients every `_LIST_SECONDS`.
+    """
     web = services.start_web()
-    with ExitStack() as stack, selectors.DefaultSelector() as streams:
-        for _ in range(_VIEWERS):
+    with ExitStack() as stack, selectors.DefaultSelector() as sockets:
+
+        def connected() -> socket.socket:
             viewer = stack.enter_context(socket.socket(socket.AF_UNIX))
             viewer.connect(str(services.sockets.web))
-            viewer.sendall(b"GET /api/events?number=20 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            streams.register(viewer, selectors.EVENT_READ, viewer.recv)
+            sockets.register(viewer, selectors.EVENT_READ, viewer.recv)
+            return viewer
+
+        for _ in range(_VIEWERS):
+            _get(connected(), "/api/events")
+        lists = [connected() for _ in range(_VIEWERS)]
 
         def read_for(seconds: float) -> int:
-            received, end = 0, time.monotonic() + seconds
+            received, end, due = 0, time.monotonic() + seconds, time.monotonic()
             while (left := end - time.monotonic()) > 0:
-                received += sum(len(key.data(65536)) for key, _ in streams.select(left))
+                if time.monotonic() >= due:
+                    due += _LIST_SECONDS
+                    for place, viewer in enumerate(lists):
+                        _get(viewer, f"/api/clients?number={_ROWS}&from={_ROWS * place}")
+                received += sum(len(key.data(65536)) for key, _ in sockets.select(min(left, due - time.monotonic())))
             return received
 
         read_for(2.0)  # the start of the service is not part of it
@@ -197,6 +211,10 @@ def _cost_of_page(services: Services, daemon: Process) -> dict[str, Json]:
         }
     web.stop()
     return figures
+
+
+def _get(viewer: socket.socket, path: str) -> None:
+    viewer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
 
 def _fill(
