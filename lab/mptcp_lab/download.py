@@ -53,7 +53,7 @@ def reset_subflows(client: Client, port: int = PORT) -> None:
 
 
 class Download:
-    """A running download of `document` by `client`; see `wait`."""
+    """A running download of `document` by `client`, which connects over its `interface`; see `wait`."""
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class Download:
         mptcp: bool = True,
         family: Family = 4,
         rate_limit: Rate | None = None,
+        interface: str | None = None,
         port: int = PORT,
         server: ProxyServer = SQUID,
     ) -> None:
@@ -75,6 +76,7 @@ class Download:
         options = [
             *("--silent", "--show-error", "--fail", "--write-out", "%{json}"),
             *(() if rate_limit is None else ("--limit-rate", str(rate_limit.bytes_per_second))),
+            *(() if interface is None else ("--interface", interface)),
             *("--output", self._file),
         ]
         command = server.curl(options, f"{proxy}:{port}", f"http://{origin}/{document.name}", mptcp=mptcp)
@@ -109,8 +111,8 @@ class Download:
         text = self._figures.read_text(encoding="utf-8")
         figures = json.loads(text) if text else {}  # a signal ends curl before it writes them
         size, intact = self.received, False
-        if size:
+        if size == self.document.size:
             with self._file.open("rb") as file:
                 intact = hashlib.file_digest(file, "sha256").hexdigest() == self.document.sha256
-            self._file.unlink()
+        self._file.unlink(missing_ok=True)
         return DownloadResult(size, figures.get("time_total", 0.0), status, intact, int(figures.get("local_port", 0)))

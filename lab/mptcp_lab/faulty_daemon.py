@@ -59,6 +59,11 @@ class _Injector:
         return answer
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Run the daemon; its exit status."""
     set_faults(_Injector(Faults(Path(sys.argv[1]))))
-    sys.exit(service.main(sys.argv[2:]))
+    return service.main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mptcp_lab import namespaces
-from mptcp_lab.process import Process, run
+from mptcp_lab.process import Process, run, start_process
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from mptcp_lab.preloaded import Preloaded
 
 
 class Host:
@@ -35,9 +37,24 @@ class Host:
     def start(self, name: str, *argv: str | Path, output: Path | None = None, machine_files: bool = False) -> Process:
         """Start a program in the background; it logs to `name`.log in the directory. `machine_files`: see `run`."""
         enter = self._enter(machine_files=machine_files)
-        process = Process(name, [*enter, *argv], self.directory / f"{name}.log", output)
-        self._processes.append(process)
-        return process
+        started = start_process(name, [*enter, *argv], self.directory / f"{name}.log", output)
+        self._processes.append(started)
+        return started
+
+    def start_preloaded(self, preloaded: Preloaded, name: str, module: str, *arguments: str | Path) -> Process:
+        """Start the program that is `main` of a module, as `start` with `machine_files`."""
+        log = self.directory / f"{name}.log"
+        child = preloaded.start(
+            name,
+            module,
+            list(map(str, arguments)),
+            namespace=self.namespace,
+            environment=self._environment,
+            log=log,
+        )
+        started = Process(name, log, child)
+        self._processes.append(started)
+        return started
 
     def stop(self) -> None:
         """End all programs that were started, the last one first."""
@@ -72,9 +89,13 @@ class Host:
         """What an interface of the host has received, in bytes with its link headers."""
         return int(self.run("cat", f"/sys/class/net/{interface}/statistics/rx_bytes").stdout)
 
-    def _enter(self, *, machine_files: bool = False) -> list[str]:
+    @property
+    def _environment(self) -> dict[str, str]:
         # The tables of iptables(8) belong to the namespace, its lock to the machine.
-        environment = ("env", f"XTABLES_LOCKFILE={self.directory / 'xtables.lock'}")
+        return {"XTABLES_LOCKFILE": str(self.directory / "xtables.lock")}
+
+    def _enter(self, *, machine_files: bool = False) -> list[str]:
+        environment = ("env", *(f"{name}={value}" for name, value in self._environment.items()))
         if machine_files:
             return ["nsenter", f"--net={namespaces.path(self.namespace)}", *environment]
         return ["ip", "netns", "exec", self.namespace, *environment]

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from mptcp_lab import proxy_server
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -37,6 +39,9 @@ http {{
     server {{
         listen {port};
         listen [::]:{port};
+        # A transparent proxy connects to the port that clients have asked for.
+        listen {intercepted};
+        listen [::]:{intercepted};
         root {documents};
         location /uploads/ {{
             dav_methods PUT;
@@ -116,7 +121,8 @@ def start_origin(host: Host) -> Origin:
     uploads.mkdir(parents=True)
     uploads.chmod(0o777)  # nginx's workers are nobody
     config = host.directory / "nginx.conf"
-    config.write_text(_CONFIG.format(directory=host.directory, documents=documents, port=PORT), encoding="ascii")
+    text = _CONFIG.format(directory=host.directory, documents=documents, port=PORT, intercepted=proxy_server.PORT)
+    config.write_text(text, encoding="ascii")
     # -e: else nginx complains about the compiled-in log file before it has read the configuration.
     process = host.start("nginx", "nginx", "-e", "stderr", "-c", config)
     process.wait_until(lambda: host.listens(PORT), f"listening on port {PORT}")

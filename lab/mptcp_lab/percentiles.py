@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+_SPREAD: Final = {"median": 50, "p90": 90, "worst": 100}
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The median, p90 and the worst of these values, at least one, by what they are."""
+    return {f"{name}: {word}": percentile(values, percent) for word, percent in _SPREAD.items()}
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -8,7 +8,7 @@ import subprocess
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mptcp_lab import guest
 from mptcp_lab.lab_errors import LabError
@@ -42,32 +42,42 @@ def run(
     return result
 
 
-class Process:
-    """A program in the background. Its stderr goes to the file `log`, its stdout to `output` or to `log` too.
+def descriptor_texts(pid: int) -> Iterator[str]:
+    """What /proc/PID/fdinfo tells of each descriptor of a process, but of those that are closed by then."""
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):
+            yield file.read_text(encoding="ascii")
 
-    Its working directory is that of the log: core dumps and the like belong there.
-    """
 
-    def __init__(self, name: str, argv: Sequence[str | Path], log: Path, output: Path | None = None) -> None:
-        self.name = name
-        self.log = log
-        with log.open("ab") as log_file, (output or log).open("ab") as output_file:
-            try:
-                self._popen = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output_file,
-                    stderr=log_file,
-                    cwd=log.parent,
-                    start_new_session=True,
-                )
-            except FileNotFoundError as error:
-                raise LabError(f"{argv[0]}: not installed") from error
+class Child(Protocol):
+    """What `Process` needs of subprocess.Popen."""
 
     @property
     def pid(self) -> int:
         """The process id; it is not reused before the process has been waited for."""
-        return self._popen.pid
+
+    def poll(self) -> int | None:
+        """None while the program runs; else its exit status, or minus the signal's number if one ended it."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; the exit status. Raises TimeoutExpired after `timeout` seconds."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal to the program while it runs."""
+
+
+class Process:
+    """A program in the background, in a session of its own, that writes to the file `log`."""
+
+    def __init__(self, name: str, log: Path, child: Child) -> None:
+        self.name = name
+        self.log = log
+        self._child = child
+
+    @property
+    def pid(self) -> int:
+        """The process id; it is not reused before the process has been waited for."""
+        return self._child.pid
 
     def prefer(self, nice: int) -> None:
         """Prefer the program and all that it starts to other programs, by the nice value of its session.
@@ -84,29 +94,33 @@ class Process:
     @property
     def exit_status(self) -> int | None:
         """None while the program runs; minus the signal's number if one ended it."""
-        return self._popen.poll()
+        return self._child.poll()
 
     def wait(self, timeout: float) -> int:
         """Wait up to `timeout` seconds for the end; the exit status. Raises LabError if it does not come."""
         timeout *= PATIENCE
         try:
-            return self._popen.wait(timeout)
+            return self._child.wait(timeout)
         except subprocess.TimeoutExpired as error:
             raise LabError(f"{self.name}: still runs after {timeout:g} s{self._last_lines()}") from error
 
+    def terminate(self) -> None:
+        """Send SIGTERM, and do not wait for the end."""
+        self._child.send_signal(signal.SIGTERM)
+
     def stop(self, timeout: float = 5.0) -> int:
         """End the program: SIGTERM, and SIGKILL if it has not ended after `timeout` seconds; the exit status."""
-        self._popen.terminate()
+        self.terminate()
         try:
-            return self._popen.wait(timeout * PATIENCE)
+            return self._child.wait(timeout * PATIENCE)
         except subprocess.TimeoutExpired:
             self.kill()
-            return self._popen.wait()
+            return self._child.wait()
 
     def kill(self) -> None:
         """End the program with SIGKILL, as a crash would."""
-        self._popen.kill()
-        self._popen.wait()
+        self._child.send_signal(signal.SIGKILL)
+        self._child.wait()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -141,6 +155,26 @@ class Process:
     def _last_lines(self) -> str:
         lines = self.log_text().splitlines()[-_LOG_LINES:]
         return f"; its log ends: {_one_line(' | '.join(lines))}" if lines else "; its log is empty"
+
+
+def start_process(name: str, argv: Sequence[str | Path], log: Path, output: Path | None = None) -> Process:
+    """Start a program. Its stderr goes to the file `log`, its stdout to `output` or to `log` too.
+
+    Its working directory is that of the log: core dumps and the like belong there.
+    """
+    with log.open("ab") as log_file, (output or log).open("ab") as output_file:
+        try:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output_file,
+                stderr=log_file,
+                cwd=log.parent,
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise LabError(f"{argv[0]}: not installed") from error
+    return Process(name, log, child)
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:

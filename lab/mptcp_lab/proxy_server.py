@@ -33,6 +33,8 @@ class Access(Enum):
     """The server is a proxy for HTTP: it is asked for the URL of the document."""
     REVERSE = auto()
     """The server is asked as if it had the document: it knows the origin server."""
+    TRANSPARENT = auto()
+    """The origin server is asked for it, on PORT: what clients send there is led to the server."""
     SOCKS = auto()
     """A program on the client is a proxy for SOCKS, and speaks a protocol of its own to the server, with MPTCP."""
 
@@ -79,7 +81,7 @@ class ProxyServer:
         site = Site(host.directory / f"{self.name}.conf", upstream)
         site.config.write_text(self.configuration(site), encoding="ascii")
         process = host.start(self.name, *self.command(site))
-        mptcp = self.port == PORT
+        mptcp = self.port != SOCKS_PORT
         process.wait_until(lambda: host.listens(self.port, mptcp=mptcp), f"listening on port {self.port}")
         return process
 
@@ -97,8 +99,9 @@ class ProxyServer:
             return "--proxy", f"http://{server}", url
         if self.access is Access.SOCKS:
             return "--proxy", f"socks5h://127.0.0.1:{SOCKS_PORT}", url
-        _origin, _, path = url.removeprefix("http://").partition("/")
-        return (f"http://{server}/{path}",)
+        origin, _, path = url.removeprefix("http://").partition("/")
+        asked = f"{origin}:{PORT}" if self.access is Access.TRANSPARENT else server
+        return (f"http://{asked}/{path}",)
 
 
 def _is_installed(program: str | Path) -> bool:

@@ -22,14 +22,21 @@ from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import read_consistently
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
     from mptcp_lab.host import Host
 
 # struct tcp_info (include/uapi/linux/tcp.h): offsets of the fields; older kernels return a shorter one.
-_U32: Final = {"rtt": 68, "cwnd": 80, "retransmits": 100, "out_of_order": 224}
+_U32: Final = {
+    "rtt": 68,
+    "cwnd": 80,
+    "retransmits": 100,
+    "packets_received": 152,
+    "packets_sent": 156,
+    "out_of_order": 224,
+}
 _U64: Final = {"pacing": 104, "acked": 120, "received": 128}
 _UNLIMITED: Final = 2**64 - 1
 
@@ -39,7 +46,8 @@ class SocketInfo:
     """The state of a TCP socket, perhaps an MPTCP subflow.
 
     `acked` and `received` are bytes of payload, `rtt` is in seconds, `pacing` in bits per second (0: not paced),
-    `cwnd`, `retransmits` and `out_of_order` in segments. What the kernel does not report is 0.
+    `cwnd`, `retransmits` and `out_of_order` in segments. `packets_received` and `packets_sent` are segments with data.
+    What the kernel does not report is 0.
     """
 
     cookie: int
@@ -54,6 +62,8 @@ class SocketInfo:
     pacing: int
     retransmits: int
     out_of_order: int
+    packets_received: int = 0
+    packets_sent: int = 0
 
 
 class InterfaceSample(NamedTuple):
@@ -204,14 +214,27 @@ def interface_curves(samples: Iterable[InterfaceSample]) -> dict[Port, tuple[Cur
     return {port: (Curve(received[port]), Curve(sent[port])) for port in received}
 
 
-def received_curve(samples: Iterable[SubflowSample]) -> Curve:
-    """Payload bytes that these sockets have received together. What a socket had when it was last seen stays."""
+def received_curve(
+    samples: Iterable[SubflowSample], count: Callable[[SocketInfo], int] = lambda socket: socket.received
+) -> Curve:
+    """What these sockets have received together, payload bytes or another `count`.
+
+    What a socket had when it was last seen stays.
+    """
     last: dict[int, int] = {}
     points: dict[float, float] = {}
     for sample in sorted(samples, key=lambda sample: sample.at):
-        last[sample.socket.cookie] = sample.socket.received
+        last[sample.socket.cookie] = count(sample.socket)
         points[sample.at] = sum(last.values())
     return Curve(points.items())
+
+
+def last_seen(samples: Iterable[SubflowSample]) -> list[SubflowSample]:
+    """The last sample of each socket that has carried data, in the order of their first ones."""
+    last: dict[tuple[str, int], SubflowSample] = {}
+    for sample in sorted(samples, key=lambda sample: sample.at):
+        last[sample.host, sample.socket.cookie] = sample
+    return [sample for sample in last.values() if sample.socket.received or sample.socket.acked]
 
 
 def _established(diag: InetDiag) -> list[SocketInfo]:
@@ -235,6 +258,8 @@ def _socket_info(socket: TcpSocket) -> SocketInfo:
         pacing=0 if longs["pacing"] == _UNLIMITED else longs["pacing"] * 8,
         retransmits=words["retransmits"],
         out_of_order=words["out_of_order"],
+        packets_received=words["packets_received"],
+        packets_sent=words["packets_sent"],
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.proxy_server import MPTCPIZE, PORT, SOCKS_PORT, Access, ProxyServer
-from mptcp_lab.squid import SQUID
+from mptcp_lab.squid import SQUID, SQUID_TPROXY
 
 if TYPE_CHECKING:
     from mptcp_lab.proxy_server import Site
@@ -82,6 +82,7 @@ class ServerKind(StrEnum):
     """Which server runs on the proxy."""
 
     SQUID = "squid"
+    SQUID_TPROXY = "squid-tproxy"
     NGINX_HTTP = "nginx-http"
     NGINX_STREAM = "nginx-stream"
     HAPROXY = "haproxy"
@@ -140,6 +141,7 @@ def _shadowsocks(
 
 _SERVERS: Final = {
     ServerKind.SQUID: SQUID,
+    ServerKind.SQUID_TPROXY: SQUID_TPROXY,
     ServerKind.NGINX_HTTP: _nginx(ServerKind.NGINX_HTTP, _NGINX_HTTP),
     ServerKind.NGINX_STREAM: _nginx(ServerKind.NGINX_STREAM, _NGINX_STREAM, _STREAM_MODULE),
     ServerKind.HAPROXY: ProxyServer(

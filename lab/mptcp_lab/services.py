@@ -8,21 +8,23 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import yaml
 
+from mptcp_lab import preloaded
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, WIFI
 from mptcp_throttle.config.schema import Sockets
-from mptcp_throttle.model import AccessNetwork, Budget, Direction, LogLevel, Per, RateKind
+from mptcp_throttle.model import AccessNetwork, Budget, Device, Direction, Every, LogLevel, Per, RateKind, Window
 from mptcp_throttle.rpc import RpcClient, RpcError
 from mptcp_throttle.units import Rate, format_share
+from mptcp_throttle.when import WEEK, WEEKDAYS
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -63,25 +65,43 @@ class SubflowStatus:
     join_to_cap: float | None
 
 
-def _rates(rates: Mapping[RateKind, Rate]) -> dict[str, object]:
+def _rates(rates: Mapping[RateKind, Rate] | Mapping[RateKind, Rate | None]) -> dict[str, object]:
     """Rates as in a network file."""
     of_direction = {
-        direction: {kind.word: str(rate) for kind, rate in rates.items() if kind.direction is direction}
+        direction: {kind.word: str(rate or "unlimited") for kind, rate in rates.items() if kind.direction is direction}
         for direction in Direction
     }
     return {**of_direction[Direction.DOWNLINK], "uplink": of_direction[Direction.UPLINK]}
 
 
+def _window(window: Window) -> dict[str, object]:
+    """A window of a schedule as in a network file."""
+    return {"when": str(window.when), "counts": window.counts, **_rates(window.rates)}
+
+
 def _budget(budget: Budget) -> dict[str, object]:
-    """A budget as in a network file; its periods begin as by default."""
+    """A budget as in a network file."""
+    starts = {Every.DAY: None, Every.WEEK: WEEKDAYS[budget.starts % WEEK], Every.MONTH: budget.starts}
     return {
         "amount": f"{budget.amount // 1000}kB",
         "per": str(budget.per),
         "direction": str(budget.counting),
         "every": str(budget.every),
+        "starts": None if budget.rolling else starts[budget.every],
+        "rollover": budget.rollover,
+        "rolling": budget.rolling,
         "warn_at": None if budget.warn_at is None else format_share(budget.warn_at),
         "then": [{"at": format_share(stage.at), **_rates(stage.rates)} for stage in budget.stages],
     }
+
+
+def _device(device: Device) -> dict[str, object]:
+    """A device as in its file."""
+    networks = {
+        name: {"addresses": list(map(str, addresses)), **_rates(device.rates.get(name, {}))}
+        for name, addresses in device.addresses.items()
+    }
+    return {"name": device.name, "networks": networks}
 
 
 class Services:
@@ -90,6 +110,9 @@ class Services:
     As a context manager: both services run and are connected inside the block, and have ended after it.
     `ports` are those of the proxy, or of several by their names.
     """
+
+    preloaded: ClassVar[preloaded.Preloaded | None] = None
+    """What starts the services. None: each is started as an operator would, and takes a second to load."""
 
     def __init__(
         self,
@@ -101,6 +124,8 @@ class Services:
         ports: Sequence[int | str] | Mapping[str, Sequence[int | str]] = (PORT,),
         sniffer: Mapping[str, object] | None = None,
         daemon: Mapping[str, object] | None = None,
+        devices: Iterable[Device] = (),
+        time_zone: str | None = None,
         log_level: LogLevel = LogLevel.INFO,
         name: str = "throttle",
     ) -> None:
@@ -111,7 +136,8 @@ class Services:
         self.daemon: Process | None = None
         self.web: Process | None = None
         self._executables = Path(sys.executable).parent
-        (self.directory / "networks.d").mkdir(parents=True)
+        for directory in ("networks.d", "clients.d"):
+            (self.directory / directory).mkdir(parents=True)
         self._write(
             self.config,
             {
@@ -119,6 +145,7 @@ class Services:
                 "sniffer": dict(sniffer or {}),
                 "daemon": {"linger": linger, **(daemon or {})},
                 "log_level": str(log_level),
+                "time_zone": time_zone,
                 "run_directory": str(self.directory / "run"),
                 "state_directory": str(self.directory / "state"),
                 "socket_group": "root",
@@ -126,6 +153,8 @@ class Services:
             },
         )
         self.configure(networks)
+        for device in devices:
+            self._write(self.directory / "clients.d" / f"{device.name}.yaml", _device(device))
 
     def configure(self, networks: Sequence[AccessNetwork]) -> None:
         """Replace the network files; the daemon reads them when it is told to reload."""
@@ -140,8 +169,11 @@ class Services:
                     "subnets": [str(subnet) for subnet in network.subnets],
                     "preference": network.preference,
                     **_rates(network.rates),
+                    **({"schedule": list(map(_window, network.schedule))} if network.schedule else {}),
                     "budgets": list(map(_budget, network.budgets)),
                     "overflow": None if network.overflow is None else str(network.overflow),
+                    "burst": f"{network.burst / 1000:g}kB" if network.burst else None,
+                    "shared": network.shared,
                     "per": str(network.per),
                     "provisional": f"{network.provisional}s" if network.provisional else None,
                     "client_prefix": asdict(network.client_prefix),
@@ -159,7 +191,7 @@ class Services:
         """Change settings of the section `daemon`; the daemon reads them at a reload or a restart."""
         self.configure_section("daemon", **settings)
 
-    def configure_section(self, name: str, **settings: object) -> None:
+    def configure_section(self, name: str, /, **settings: object) -> None:
         """Change settings of a section; the services read them at a reload or a restart."""
         config = yaml.safe_load(self.config.read_text(encoding="utf-8"))
         config.setdefault(name, {}).update(settings)
@@ -189,7 +221,13 @@ class Services:
 
     def stop(self) -> None:
         """End all."""
-        for process in (self.web, self.daemon, self.sniffer):
+        self.stop_daemon()
+        if self.sniffer is not None:
+            self.sniffer.stop()
+
+    def stop_daemon(self) -> None:
+        """End all but the sniffer, without which the daemon would free every subflow."""
+        for process in (self.web, self.daemon):
             if process is not None:
                 process.stop()
 
@@ -215,8 +253,7 @@ class Services:
     def start_daemon(self, faults: Faults | None = None) -> Process:
         """Start `mptcp-throttled`, with `faults` injected into its calls of the kernel."""
         if faults is not None:
-            faulty = (sys.executable, "-m", "mptcp_lab.faulty_daemon", faults.directory)
-            self.daemon = self._run("mptcp-throttled", *faulty)
+            self.daemon = self._run_module("mptcp-throttled", "mptcp_lab.faulty_daemon", faults.directory)
         else:
             self.daemon = self._start("mptcp-throttled")
         return self.daemon
@@ -236,7 +273,7 @@ class Services:
         directory, patterns = self.sockets.daemon.parent, ("original-qdisc-*", "clsact-*", "tcx-*")
         return sorted(path.name for pattern in patterns for path in directory.glob(pattern))
 
-    def wait_ready(self, timeout: float = 15.0) -> None:
+    def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait up to `timeout` seconds until the daemon answers and has the sniffer's table."""
         if self.daemon is None or self.sniffer is None:
             raise LabError("mptcp-sniffer and mptcp-throttled: not started")
@@ -323,7 +360,16 @@ class Services:
         return RpcClient(socket).call(method, *params)
 
     def _start(self, name: str) -> Process:
-        return self._run(name, self._executables / name)
+        if self.preloaded is None:
+            return self._run(name, self._executables / name)
+        return self._run_module(name, preloaded.SERVICES[name])
+
+    def _run_module(self, name: str, module: str, *arguments: Path) -> Process:
+        if self.preloaded is None:
+            return self._run(name, sys.executable, "-m", module, *arguments)
+        process = self.proxy.start_preloaded(self.preloaded, name, module, *arguments, "--config", self.config)
+        process.prefer(_NICE)
+        return process
 
     def _run(self, name: str, *program: str | Path) -> Process:
         process = self.proxy.start(name, *program, "--config", self.config, machine_files=True)

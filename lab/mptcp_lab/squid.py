@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PORT: Final = proxy_server.PORT
 
 _CONFIG: Final = """\
-http_port {port}
+{listen}
 http_access allow all
 cache deny all
 cache_mem 8 MB
@@ -35,15 +35,33 @@ netdb_filename none
 max_filedescriptors 4096
 shutdown_lifetime 0 seconds
 """
+_TRANSPARENT: Final = """\
+http_port {port} tproxy
+# Squid does not start without a port at which it is a forward proxy.
+http_port 127.0.0.1:3128
+# It connects to origin servers from its own address.
+spoof_client_ip deny all"""
 
-SQUID: Final = ProxyServer(
-    name="squid",
-    access=Access.FORWARD,
-    programs=("squid",),
-    # Without -N the worker loses mptcpize's LD_PRELOAD and listens on plain TCP. -d1 copies errors to stderr.
-    command=lambda site: (*MPTCPIZE, "squid", "-N", "-d1", "-f", site.config),
-    configuration=lambda site: _CONFIG.format(port=PORT, directory=site.directory),
-)
+
+def _squid(name: str, access: Access, port: int, listen: str) -> ProxyServer:
+    return ProxyServer(
+        name=name,
+        access=access,
+        programs=("squid",),
+        # Without -N the worker loses mptcpize's LD_PRELOAD and listens on plain TCP. -d1 copies errors to stderr.
+        command=lambda site: (*MPTCPIZE, "squid", "-N", "-d1", "-f", site.config),
+        configuration=lambda site: _CONFIG.format(listen=listen.format(port=port), directory=site.directory),
+        port=port,
+    )
+
+
+def squid_with_tproxy(port: int) -> ProxyServer:
+    """Squid as a transparent proxy, which listens on that port."""
+    return _squid("squid-tproxy", Access.TRANSPARENT, port, _TRANSPARENT)
+
+
+SQUID: Final = _squid("squid", Access.FORWARD, PORT, "http_port {port}")
+SQUID_TPROXY: Final = squid_with_tproxy(PORT)
 
 
 def start_squid(host: Host) -> Process:

@@ -18,7 +18,7 @@ import mptcp_throttled.main
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.tracker import Tracker
-from mptcp_throttled.control.source import TableSource, TableUpdate
+from mptcp_throttled.control.source import Follower, TableUpdate
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
 from mptcp_throttled.vocabulary.operations import AddClass, ChangeAssignments, ChangePaces, MakeAssignments
 
@@ -85,9 +85,9 @@ def _noted(tracker: Tracker, change: Callable[[], list[TableChange]]) -> list[Ta
 
 
 def _time_daemon() -> None:
-    take, apply, change = TableSource.take, LinuxKernel.apply, LinuxKernel.change_classes
+    take, apply, change = Follower.take, LinuxKernel.apply, LinuxKernel.change_classes
 
-    def timed_take(source: TableSource) -> TableUpdate | None:
+    def timed_take(source: Follower) -> TableUpdate | None:
         update = take(source)
         if update is not None:
             _note("delivered", _keys(update.connections.values()), time.monotonic())
@@ -109,7 +109,7 @@ def _time_daemon() -> None:
                 _note("paced", add, now)
 
     LinuxKernel.change_classes = timed_change  # type: ignore[method-assign, assignment]
-    TableSource.take, LinuxKernel.apply = timed_take, timed_apply  # type: ignore[method-assign, assignment]
+    Follower.take, LinuxKernel.apply = timed_take, timed_apply  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
                              router --- proxy eth0
     ue wlan0 --- 56 Mb/s ---/      \\--- origin eth0
 
-Each client has a link of its own to each of the two access networks. All hosts are dual stack unless the client says
-otherwise.
+Each client has a link of its own to each of the two access networks, and to a third if there is one. All hosts are
+dual stack unless the client says otherwise.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class AccessLink:
 
 ETHERNET: Final = AccessLink("ethernet", "eth0", 1, Rate(10_000_000))
 WIFI: Final = AccessLink("wifi", "wlan0", 2, Rate(56_000_000))
+LTE: Final = AccessLink("lte", "wwan0", 5, Rate(8_000_000))
+"""The third one. Links of the other hosts come before it."""
 
 _RECOMMENDED: Final = Path(__file__).parents[2] / "systemd" / "sysctl.d" / "30-mptcp-throttle.conf"
 _RECOMMENDED_BEFORE_6_9: Final = _RECOMMENDED.with_name("mptcp-throttle-before-6.9.conf")
@@ -82,7 +84,9 @@ class ClientSpec:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What to build. `proxy_qdisc` is the proxy's own queueing discipline, in the words of tc(8).
+    """What to build. `lte` is the third access network, if there is one.
+
+    `proxy_qdisc` is the proxy's own queueing discipline, in the words of tc(8).
 
     `proxy_sysctls` are further kernel parameters of the proxy, by their path below /proc/sys.
     `in_order`: one processor receives the packets of a host, in the order in which they were sent.
@@ -91,6 +95,7 @@ class Topology:
     clients: tuple[ClientSpec, ...] = (ClientSpec(),)
     ethernet: AccessLink = ETHERNET
     wifi: AccessLink = WIFI
+    lte: AccessLink | None = None
     proxy_qdisc: str = "pfifo limit 1000"
     proxy_sysctls: Mapping[str, str] = field(default_factory=dict)
     in_order: bool = True
@@ -109,35 +114,44 @@ class Topology:
             "origin": HostSection(),
         }
         hosts |= {client.name: self._host(client) for client in self.clients}
-        links = {
-            link.network: LinkSection.model_construct(
-                ends=(Port("router", link.network), *(Port(client.name, link.interface) for client in self.clients)),
-                rate=link.rate,
-                # tbf splits packets that are larger than its bucket: at any rate they arrive as they do over a wire.
-                burst=_BURST,
-                bridged=True,
-            )
-            for link in (self.ethernet, self.wifi)
-        }
+        links = {link.network: self._access(link) for link in (self.ethernet, self.wifi)}
         links |= {
             name: LinkSection.model_construct(ends=(Port("router", name), Port(name, "eth0")))
             for name in ("proxy", "origin")
         }
+        if self.lte is not None:
+            links[self.lte.network] = self._access(self.lte)
         return Description.model_construct(hosts=hosts, links=links, in_order=self.in_order)
+
+    def _access(self, link: AccessLink) -> LinkSection:
+        return LinkSection.model_construct(
+            ends=(Port("router", link.network), *(Port(client.name, link.interface) for client in self.clients)),
+            rate=link.rate,
+            # tbf splits packets that are larger than its bucket: at any rate they arrive as they do over a wire.
+            burst=_BURST,
+            bridged=True,
+        )
 
     def _host(self, client: ClientSpec) -> HostSection:
         flags = [EndpointFlag.SUBFLOW, *([EndpointFlag.BACKUP] if client.wifi == "backup" else [])]
         endpoints = {} if client.wifi is None else {self.wifi.interface: tuple(flags)}
+        if self.lte is not None:
+            endpoints[self.lte.interface] = (EndpointFlag.SUBFLOW,)
         return HostSection.model_construct(families=client.families, limits=_LIMITS, endpoints=endpoints)
 
 
 class Client(Host):
-    """A terminal with two access links."""
+    """A terminal with two access links or three."""
 
     def __init__(self, spec: ClientSpec, description: Description, name: str, namespace: str, directory: Path) -> None:
         super().__init__(name, namespace, directory)
         self.spec = spec
         self._description = description
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """Its ends of the access links."""
+        return tuple(port.interface for port, _ in self._description.ports(self.name))
 
     def address(self, link: AccessLink, family: Family) -> Address:
         """The client's address in that access network."""

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 IPPROTO_MPTCP: Final = 262
 """include/uapi/linux/in.h; the socket module has no name for it."""
 
+RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+"""The value of SO_LINGER with which closing a socket resets it."""
+
 _CHUNK: Final = 4096
 _ZEROS: Final = bytes(2**20)
 _PARALLEL: Final = 30
@@ -49,23 +52,25 @@ _DOWNLOADS_AT_ONCE: Final = 150
 _PATIENCE_SECONDS: Final = 30
 _OPEN_SECONDS: Final = 0.1
 _READ_BYTES: Final = 2**16
-_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _SERVER_CLOSES, _SERVER_RESETS = b"C", b"R"
 
 
-def _mptcp_socket(family: int) -> socket.socket:
+def mptcp_socket(family: int) -> socket.socket:
+    """A new socket of MPTCP that does not block."""
     sock = socket.socket(family, socket.SOCK_STREAM, IPPROTO_MPTCP)
     sock.setblocking(False)
     return sock
 
 
-async def _connect(sock: socket.socket, address: str, port: int) -> None:
+async def connect_socket(sock: socket.socket, address: str, port: int) -> None:
+    """Connect a socket of `mptcp_socket`. Raises TimeoutError after 10 s."""
     # Not loop.sock_connect: it asks getaddrinfo(3), which does not know the protocol.
     with suppress(BlockingIOError):
         sock.connect((address, port))
     connected = asyncio.Event()
     asyncio.get_running_loop().add_writer(sock, connected.set)
-    await asyncio.wait_for(connected.wait(), 10)
+    async with asyncio.timeout(10):
+        await connected.wait()
     asyncio.get_running_loop().remove_writer(sock)
 
 
@@ -73,7 +78,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     with suppress(OSError):
         while data := await reader.read(_CHUNK):
             if data[-1:] == _SERVER_RESETS:
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             if data[-1:] in (_SERVER_CLOSES, _SERVER_RESETS):
                 break
             writer.write(data)
@@ -84,7 +89,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 async def serve(port: int) -> None:
     """Echo; close or reset a connection when its client asks for that."""
-    listener = _mptcp_socket(socket.AF_INET6)
+    listener = mptcp_socket(socket.AF_INET6)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     listener.bind(("::", port))
@@ -96,10 +101,10 @@ async def serve(port: int) -> None:
 async def _connection(addresses: list[str], port: int, seed: int, *, hold: bool) -> None:
     choice = random.Random(seed)  # noqa: S311
     address = choice.choice(addresses)
-    sock = _mptcp_socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    sock = mptcp_socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     # Tests reset subflows of this program on purpose: TCP's errors are expected.
     with suppress(OSError, asyncio.IncompleteReadError):
-        await _connect(sock, address, port)
+        await connect_socket(sock, address, port)
         reader, writer = await asyncio.open_connection(sock=sock)
         for _ in range(choice.randint(2, 6)):
             writer.write(bytes(_CHUNK))
@@ -112,7 +117,7 @@ async def _connection(addresses: list[str], port: int, seed: int, *, hold: bool)
             writer.write(end)
             await asyncio.wait_for(reader.read(), 10)
         elif end == "reset":
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         writer.close()
         await writer.wait_closed()
 
@@ -129,26 +134,26 @@ async def drive(port: int, count: int, parallel: int, seed: int, addresses: list
     await asyncio.gather(*(connect(number) for number in range(count)))
 
 
-async def _begun(rate: float, seconds: float) -> AsyncIterator[None]:
-    """`rate` times per second for `seconds`, or as often as what is done each time allows."""
+async def begun(rate: float, seconds: float) -> AsyncIterator[int]:
+    """Count from 0, `rate` times per second for `seconds`, or as often as what is done each time allows."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     for number in range(round(rate * seconds)):
         if loop.time() - began > seconds:
             return
         await asyncio.sleep(began + number / rate - loop.time())
-        yield
+        yield number
 
 
 async def join(port: int, rate: float, seconds: float, address: str) -> None:
     """Open `rate` connections per second; the kernel joins its endpoints' subflows. Each ends after a second."""
-    await asyncio.gather(*[asyncio.create_task(_joined(address, port)) async for _ in _begun(rate, seconds)])
+    await asyncio.gather(*[asyncio.create_task(_joined(address, port)) async for _ in begun(rate, seconds)])
 
 
 async def _joined(address: str, port: int) -> None:
-    sock = _mptcp_socket(socket.AF_INET)
+    sock = mptcp_socket(socket.AF_INET)
     with sock, suppress(OSError, TimeoutError):
-        await _connect(sock, address, port)
+        await connect_socket(sock, address, port)
         # Linux sends MP_JOIN after the first data has been acknowledged.
         sock.send(b"x")
         await asyncio.sleep(_JOINED_SECONDS)
@@ -158,7 +163,7 @@ async def download(port: int, rate: float, seconds: float, address: str, url: st
     """Begin `rate` downloads per second, fewer if so many take too long: those `complete`, and `seconds` until then."""
     room, tasks = asyncio.Semaphore(_DOWNLOADS_AT_ONCE), []
     began = time.monotonic()
-    async for _ in _begun(rate, seconds):
+    async for _ in begun(rate, seconds):
         await room.acquire()
         tasks.append(asyncio.create_task(_downloaded(address, port, url)))
         tasks[-1].add_done_callback(lambda _: room.release())
@@ -168,17 +173,17 @@ async def download(port: int, rate: float, seconds: float, address: str, url: st
 async def _downloaded(address: str, port: int, url: str) -> bool:
     """Whether the whole document has arrived. The client closes the connection a moment later."""
     loop, received, missing = asyncio.get_running_loop(), bytearray(), 1
-    with _mptcp_socket(socket.AF_INET) as sock, suppress(OSError, TimeoutError):
-        await _connect(sock, address, port)
+    with mptcp_socket(socket.AF_INET) as sock, suppress(OSError, TimeoutError):
+        await connect_socket(sock, address, port)
         await loop.sock_sendall(sock, f"GET {url} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
         while missing and (data := await asyncio.wait_for(loop.sock_recv(sock, _READ_BYTES), _PATIENCE_SECONDS)):
             received += data
-            missing = _missing(bytes(received))
+            missing = document_missing(bytes(received))
         await asyncio.sleep(_OPEN_SECONDS)
     return not missing
 
 
-def _missing(response: bytes) -> int:
+def document_missing(response: bytes) -> int:
     """Bytes to come of a response that says how long it is, at least 1 while its header is not complete."""
     header, _, document = response.partition(b"\r\n\r\n")
     length = re.search(rb"\r\nContent-Length: (\d+)", header)
@@ -187,7 +192,7 @@ def _missing(response: bytes) -> int:
 
 def pour(port: int) -> None:
     """Send zeros to every client, as fast as it receives them."""
-    with _mptcp_socket(socket.AF_INET) as listener:
+    with mptcp_socket(socket.AF_INET) as listener:
         listener.setblocking(True)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("", port))
@@ -204,10 +209,10 @@ def _pour_into(client: socket.socket) -> None:
 
 def receive(port: int, seconds: float, address: str) -> float:
     """Receive from `pour` for `seconds`; bytes per second."""
-    with _mptcp_socket(socket.AF_INET) as sock:
+    with mptcp_socket(socket.AF_INET) as sock:
         sock.setblocking(True)
         # Without a reset the kernel goes on receiving what the server sends.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         sock.connect((address, port))
         received, began = 0, time.monotonic()
         while (elapsed := time.monotonic() - began) < seconds:

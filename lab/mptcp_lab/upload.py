@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.origin import write_random
 from mptcp_lab.scenario.plan import in_url
-from mptcp_lab.squid import PORT
+from mptcp_lab.squid import PORT, SQUID
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mptcp_lab.origin import Origin
+    from mptcp_lab.proxy_server import ProxyServer
     from mptcp_lab.topology import Client, Family, Lab
 
 _serial: Final = itertools.count()
@@ -35,20 +38,28 @@ class UploadResult:
 class Upload:
     """A running upload of `size` random bytes by `client`; see `wait`."""
 
-    def __init__(self, lab: Lab, client: Client, origin: Origin, size: int, *, family: Family = 4) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        client: Client,
+        origin: Origin,
+        size: int,
+        *,
+        family: Family = 4,
+        server: ProxyServer = SQUID,
+    ) -> None:
         name = f"upload-{next(_serial)}"
         self._sent, self._stored = client.directory / f"{name}.bin", origin.uploads / name
         self._figures = client.directory / f"{name}.json"
         write_random(self._sent, size)
-        proxy, server = in_url(lab.proxy_address(family)), in_url(lab.origin_address(family))
-        self._process = client.start(
-            name,
-            *("mptcpize", "run", "curl", "--silent", "--show-error", "--fail", "--write-out", "%{json}"),
+        proxy, url = in_url(lab.proxy_address(family)), f"http://{in_url(lab.origin_address(family))}/uploads/{name}"
+        options: list[str | Path] = [
+            *("--silent", "--show-error", "--fail", "--write-out", "%{json}"),
             # Without the header, for whose answer curl would wait a second.
-            *("--header", "Expect:", "--proxy", f"http://{proxy}:{PORT}", "--upload-file", self._sent),
-            f"http://{server}/uploads/{name}",
-            output=self._figures,
-        )
+            *("--header", "Expect:", "--upload-file", self._sent),
+        ]
+        command = server.curl(options, f"{proxy}:{PORT}", url, mptcp=True)
+        self._process = client.start(name, *command, output=self._figures)
 
     @property
     def running(self) -> bool:

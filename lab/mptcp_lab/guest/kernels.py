@@ -26,8 +26,10 @@ CACHE: Final = Path("/var/cache/mptcp-throttle-lab")
 NAMES: Final = {"debian-6.1": "6.1", "debian-6.12": "6.12"}
 """The names of the kernels, and their series."""
 
+PACKAGE_SECONDS: Final = 600.0
+"""How long downloading or unpacking a package may take."""
+
 _UNFINISHED: Final = ".unfinished-"
-_DOWNLOAD_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,34 @@ def get(name: str, report: Callable[[str], None], cache: Path = CACHE) -> Kernel
     Raises LabError if both fail. To get a newer package, remove the kernel's directory from the cache.
     """
     kernel = Kernel(name, cache / name)
+    keep(kernel.directory, lambda scratch: _fetch(NAMES[name], scratch, report))
+    return kernel
+
+
+def keep(directory: Path, make: Callable[[Path], Path]) -> None:
+    """Unless the cache has `directory`, make it: `make` gets a scratch directory, and returns one below it.
+
+    Raises LabError if the cache cannot be written.
+    """
+    cache = directory.parent
     with _locked(cache):
-        if not kernel.directory.exists():
+        if not directory.exists():
             for leftover in cache.glob(f"{_UNFINISHED}*"):
                 shutil.rmtree(leftover)
             with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=cache) as scratch:
-                unpacked = _fetch(NAMES[name], Path(scratch), report)
-                unpacked.rename(kernel.directory)
-    return kernel
+                make(Path(scratch)).rename(directory)
+
+
+def download(package: str, scratch: Path) -> Path:
+    """Download a package, `NAME` or `NAME=VERSION`, and extract its files; their directory, below `scratch`.
+
+    The lists of packages must be up to date. Raises LabError.
+    """
+    # apt-get downloads to its working directory.
+    run(["env", f"--chdir={scratch}", "apt-get", "download", package], timeout=PACKAGE_SECONDS)
+    (archive,) = scratch.glob("*.deb")
+    run(["dpkg-deb", "--extract", archive, scratch / "package"], timeout=PACKAGE_SECONDS)
+    return scratch / "package"
 
 
 @contextmanager
@@ -78,18 +100,14 @@ def _locked(cache: Path) -> Iterator[None]:
 
 
 def _fetch(series: str, scratch: Path, report: Callable[[str], None]) -> Path:
-    run(["apt-get", "update"], timeout=_DOWNLOAD_SECONDS)
+    run(["apt-get", "update"], timeout=PACKAGE_SECONDS)
     metapackages = [f"linux-image-{series}-cloud-amd64", "linux-image-cloud-amd64"]
     # Not every release of Debian has both; apt-cache tells of those it has.
     package = newest(series, run(["apt-cache", "depends", *metapackages], check=False).stdout)
     if package is None:
         raise LabError(f"this Debian has no kernel {series}: neither {' nor '.join(metapackages)} depends on one")
     report(f"downloading and unpacking {package}")
-    # apt-get downloads to its working directory.
-    run(["env", f"--chdir={scratch}", "apt-get", "download", package], timeout=_DOWNLOAD_SECONDS)
-    (archive,) = scratch.glob("*.deb")
-    run(["dpkg-deb", "--extract", archive, scratch / "package"], timeout=_DOWNLOAD_SECONDS)
-    return _arrange(scratch / "package", scratch / "kernel")
+    return _arrange(download(package, scratch), scratch / "kernel")
 
 
 def newest(series: str, dependencies: str) -> str | None:
