@@ -1,0 +1,63 @@
+"""A fleet of five proxies and their server under virtual time: totals are right, run after run.
+
+`SIMULATION_SECONDS` and `SIMULATION_MUTATIONS` are as in `test_simulated_runs.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+from fleet_mutations import FLEET_MUTATIONS, QUICK
+from mutations import Mutation
+from scenario import Result, Scenario
+from shrinking import shrunk
+from simulation_runs import report, run
+from test_simulated_runs import ALL, MUTATION_SECONDS, SECONDS
+
+SIZE: Final = 5
+FLEET_SECONDS: Final = SECONDS / 10
+CLIENTS: Final = tuple(range(6))
+FEW: Final = [mutation for mutation in FLEET_MUTATIONS if ALL or mutation.name in QUICK]
+RUN_SECONDS: Final = 300.0 if FLEET_SECONDS < 10 else 5400.0
+SHORT: Final = Scenario(1, 120.0, CLIENTS, every=20.0, fleet=SIZE)
+
+
+def simulated(seed: int, seconds: float) -> Result:
+    return run(Scenario(seed, seconds, CLIENTS, fleet=SIZE))
+
+
+def test_totals_of_a_fleet_are_right_in_every_run() -> None:
+    until, seed, slowest = time.monotonic() + FLEET_SECONDS, 0, 0.0
+    while seed == 0 or time.monotonic() + slowest < until:
+        result = simulated(seed, RUN_SECONDS)
+        if result.violation is not None:
+            smallest = shrunk(result, run, SECONDS)
+            pytest.fail(f"{report(result)}\n\nsmaller:\n{report(smallest)}")
+        seed, slowest = seed + 1, max(slowest, result.took)
+    print(f"{seed} runs of {RUN_SECONDS:g} s")
+
+
+def test_run_of_a_fleet_is_the_same_in_every_process() -> None:
+    command = [str(Path(__file__).parent / "simulate"), *SHORT.command.split()[1:]]
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHON": sys.executable}
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    result = run(SHORT)
+    assert result.violation is None
+    assert result.counts["connections"] > 5
+    assert result.counts["faults"] > 1
+    assert result.digest[:16] in output
+
+
+@pytest.mark.parametrize("mutation", FEW, ids=lambda mutation: mutation.name)
+def test_defect_of_a_fleet_is_found_within_a_minute(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation.break_(monkeypatch)
+    until, seed = time.monotonic() + MUTATION_SECONDS, mutation.finds
+    while simulated(seed, 5400.0).violation is None:
+        assert time.monotonic() < until, "not found"
+        seed = seed + 1 if seed > mutation.finds else 0
