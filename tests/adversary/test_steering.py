@@ -170,6 +170,18 @@ def test_guessed_sequence_number_needs_an_acknowledgment_that_tcp_takes(world: P
         assert world.proxy.counter("TcpInSegs") - heard > PER_SECOND * SECONDS
 
 
+def test_forged_acks_without_data_acks_make_no_path_sick(world: ProxyWorld) -> None:
+    download = world.download()
+    world.wait_capped()
+    (wifi,) = (subflow for subflow in world.services.subflows() if subflow.network == "wifi")
+    site = Site(world.lab, world.origin, world.services)
+    with download.suspended():
+        forger = start_forger(site, "signals", wifi.client, wifi.client_port, "backup", PER_SECOND)
+        throughout(SECONDS, lambda: len(world.capped()) == 1)
+        forger.stop()
+    assert " is sick" not in world.daemon.log_text()
+
+
 # Another program on the proxy
 
 
