@@ -1,0 +1,228 @@
+"""A policy of a fleet: published by one command, adopted by two daemons while clients download, undone by nothing."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from polling import eventually
+from proxy_world import Hosts, ProxyWorld, attended, unique
+
+from mptcp_lab.host import Host
+from mptcp_lab.services import WIFI_FIRST, Services
+from mptcp_lab.valkey_server import Authority, ValkeyServer
+from mptcp_throttle.model import AccessNetwork, RateKind
+from mptcp_throttle.policy_bundle.bundle import Bundle
+from mptcp_throttle.policy_bundle.signature import PrivateKey
+from mptcp_throttle.units import Rate
+
+WIFI, ETHERNET = WIFI_FIRST
+HOWTO: Final = Path(__file__).parents[2] / "docs/howto/publish-policy.md"
+
+
+def documented_rights() -> dict[str, str]:
+    """The users of the server's ACL as the document has them."""
+    return dict(re.findall(r"^user (\S+) on >PASSWORD (.*)$", HOWTO.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@dataclass
+class Fleet:
+    """The world's proxy and a second one, their server, and a publisher with files of its own."""
+
+    world: ProxyWorld
+    second: Services
+    server: ValkeyServer
+    publisher: Services
+    key: Path
+
+    def publish(self, *networks: AccessNetwork) -> None:
+        self.publisher.configure(networks)
+        self.fleet("publish", "--key", str(self.key), "--author", "alice")
+
+    def fleet(self, *words: str, check: bool = True) -> str:
+        """What `mptcp-throttle fleet` prints to the publisher."""
+        return self.publisher.cli("fleet", *words, check=check).stdout
+
+    def status(self) -> Any:  # noqa: ANN401
+        return self.publisher.cli_json("fleet", "status")
+
+    @property
+    def services(self) -> tuple[Services, Services]:
+        return self.world.services, self.second
+
+    def wait_used(self, number: int, within: float = 10.0) -> None:
+        eventually(lambda: [*map(used, self.services)] == [number] * 2, f"policy {number} used", within=within)
+
+    def problems(self) -> list[str | None]:
+        """What the proxies say at the server, by their names."""
+        return [proxy["problem"] for proxy in self.status()["proxies"]]
+
+
+def used(services: Services) -> int | None:
+    policy = services.status()["daemon"]["policy"]["in_use"]
+    return None if policy is None else int(policy["number"])
+
+
+def why_not_newer(services: Services) -> str:
+    return str(services.status()["daemon"]["policy"]["away"])
+
+
+def with_cap(rate: str) -> AccessNetwork:
+    return ETHERNET.with_rates({RateKind.CAP: Rate.parse(rate)})
+
+
+def server_on(origin: Host, address: str) -> ValkeyServer:
+    """With TLS, and users as documented, who need no password."""
+    directory = origin.directory / unique("valkey")
+    authority = Authority.made_in(directory / "authority")
+    authority.sign("server", f"IP:{address}")
+    rights = documented_rights()
+    server = ValkeyServer(
+        directory, "tls-auth-clients no", host=origin, address=address, authority=authority, rights=rights
+    )
+    server.start()
+    return server
+
+
+@pytest.fixture
+def fleet(hosts: Hosts) -> Iterator[Fleet]:
+    origin, address = hosts.lab.origin, str(hosts.lab.origin_address(4))
+    server = server_on(origin, address)
+    private, key = PrivateKey.new(), server.directory / "policy.key"
+    private.write(key)
+    policy = {"fleet": "europe", "keys": [str(private.public)]}
+    first = Services(hosts.lab.proxy, name=unique("throttle"))
+    second = Services(origin, name=unique("throttle"), daemon={"pacing": False, "classifier": "nft"})
+    publisher = Services(origin, name=unique("publisher"))
+    password = server.directory / "password"
+    password.write_text("any\n", encoding="ascii")
+    for services, name in ((first, "one"), (second, "two"), (publisher, "adm")):
+        services.configure_section(
+            "fleet",
+            url=f"valkeys://{'publisher' if services is publisher else 'proxy-1'}@{address}",
+            name=name,
+            password_file=str(password),
+            tls={"ca": str(server.directory / "authority/ca.pem")},
+            share_clients=True,
+            policy=policy,
+        )
+    try:
+        with attended(hosts, first) as world, second:
+            first.start_sniffer()
+            first.start_daemon()
+            first.wait_ready()
+            yield Fleet(world, second, server, publisher, key)
+    finally:
+        server.stop()
+
+
+def test_policy_changes_the_rate_of_running_transfers(fleet: Fleet) -> None:
+    world = fleet.world
+    world.begin_settled()
+    assert used(world.services) is None
+    assert world.capped()[0].rate == 1_000_000
+    began = time.monotonic()
+    fleet.publish(WIFI, with_cap("8mbit"))
+    eventually(lambda: world.capped()[0].rate == 8_000_000, "the new rate applied")
+    assert time.monotonic() - began < 6
+    fleet.wait_used(1)
+    fleet.publish(WIFI, with_cap("4mbit"))
+    fleet.wait_used(2)
+    assert [proxy["number"] for proxy in fleet.status()["proxies"]] == [2, 2]
+    assert fleet.problems() == [None, None]
+    fleet.fleet("rollback", "--key", str(fleet.key))
+    fleet.wait_used(3)
+    eventually(lambda: world.capped()[0].rate == 8_000_000, "the earlier rate applied")
+    status = fleet.status()
+    assert [policy["number"] for policy in status["policies"]] == [3, 2, 1]
+    assert status["policies"][0]["digest"] == status["policies"][2]["digest"]
+    assert "policy of fleet europe: 3 (" in world.services.cli("status").stdout
+    assert "those of policy 3 (" in world.services.cli("check-config").stdout
+
+
+def test_server_that_is_lost_changes_nothing(fleet: Fleet) -> None:
+    fleet.publish(WIFI, with_cap("8mbit"))
+    fleet.wait_used(1)
+    fleet.server.stop()
+    eventually(lambda: all("refused" in why_not_newer(each) for each in fleet.services), "the server is away")
+    assert fleet.world.daemon.stop() == 0
+    fleet.world.services.start_daemon()
+    fleet.world.services.wait_ready()
+    fleet.wait_used(1)
+    fleet.server.start()
+    eventually(lambda: len(fleet.status()["proxies"]) == 2, "both have said what they use")
+    fleet.wait_used(1)
+    refused = fleet.publisher.cli("fleet", "publish", "--key", str(fleet.key), check=False)
+    assert "allowed: --number 2" in refused.stderr
+    fleet.publisher.configure([WIFI, with_cap("3mbit")])
+    fleet.fleet("publish", "--key", str(fleet.key), "--number", "2")
+    fleet.wait_used(2)
+
+
+def test_forged_and_older_policies_are_refused_and_shown(fleet: Fleet) -> None:
+    fleet.publish(WIFI, with_cap("8mbit"))
+    fleet.publish(WIFI, with_cap("4mbit"))
+    fleet.wait_used(2)
+    forged = PrivateKey.new().sign(Bundle("europe", 9, 1, "mallory", {"networks.d/wifi.yaml": "x"}))
+    key = "mptcp-throttle:policy:europe"
+    fleet.server.cli("hsetnx", key, "9", forged.decode())
+    problem = "policy 9: is not signed with a key of fleet.policy.keys"
+    eventually(lambda: fleet.problems() == [problem] * 2, "refused")
+    fleet.server.cli("hdel", key, "9", "2")
+    problem = "policy 1, the newest on the server, is older than 2; allowed: a newer one"
+    eventually(lambda: fleet.problems() == [problem] * 2, "refused")
+    fleet.wait_used(2)
+    assert problem in fleet.world.services.cli("doctor", check=False).stdout
+
+
+def test_policy_that_is_not_valid_at_one_proxy_is_used_by_the_other(fleet: Fleet) -> None:
+    fleet.publish(WIFI, with_cap("8mbit"))
+    fleet.wait_used(1)
+    service = yaml.safe_load(fleet.second.config.read_text(encoding="utf-8"))
+    proxies = {"work": service.pop("proxy")}
+    for each in (fleet.second, fleet.publisher):
+        section = yaml.safe_load(each.config.read_text(encoding="utf-8"))
+        section.pop("proxy", None)
+        each.config.write_text(yaml.safe_dump({**section, "proxies": proxies}), encoding="utf-8")
+    fleet.second.stop()
+    fleet.second.start_sniffer()
+    fleet.second.start_daemon()
+    fleet.second.wait_ready()
+    networks = fleet.publisher.directory / "networks.d"
+    (networks / "ethernet.yaml").write_text(
+        (networks / "ethernet.yaml").read_text(encoding="utf-8").replace("proxy: null", "proxy: work"), encoding="utf-8"
+    )
+    fleet.fleet("publish", "--key", str(fleet.key))
+    eventually(lambda: [each["number"] for each in fleet.status()["proxies"]] == [1, 2], "one has it")
+    problem = fleet.problems()[0]
+    assert problem is not None
+    assert re.fullmatch(r"policy 2: networks\.d/ethernet\.yaml:\d+: proxy: work: is not in proxies of .*", problem)
+
+
+def test_proxy_cannot_write_policies(fleet: Fleet) -> None:
+    fleet.publish(WIFI, with_cap("8mbit"))
+    for command in ("hset", "hsetnx", "hdel"):
+        words = ("mptcp-throttle:policy:europe", "1", *(["x"] if command != "hdel" else []))
+        assert "NOPERM" in fleet.server.cli(command, *words, user="proxy-1")
+    assert "NOPERM" in fleet.server.cli("flushall", user="proxy-1")
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02])
+def test_kill_after_writing_leaves_a_whole_policy(fleet: Fleet, delay: float) -> None:
+    fleet.publish(WIFI, with_cap("8mbit"))
+    fleet.wait_used(1)
+    current = fleet.world.services.directory / "state/policy/current"
+    fleet.publish(WIFI, with_cap("4mbit"))
+    eventually(lambda: current.readlink().name == "europe.2", "written", within=10)
+    time.sleep(delay)
+    fleet.world.daemon.kill()
+    fleet.server.stop()
+    fleet.world.services.start_daemon()
+    fleet.world.services.wait_ready()
+    assert used(fleet.world.services) == 2
