@@ -150,9 +150,14 @@ def carried_by_status(world: ProxyWorld) -> Carried:
 
 
 def assert_exact(
-    world: ProxyWorld, carried: Carried, columns: Collection[str] = COLUMNS, uncaptured_bytes: int = 0
+    world: ProxyWorld,
+    carried: Carried,
+    columns: Collection[str] = COLUMNS,
+    uncaptured_bytes: int = 0,
+    of_ip: float = 0.05,
 ) -> None:
-    """Payload within 0.1 %, IP bytes within 5 %: ACKs with SACK blocks are larger, resets smaller than assumed.
+    """Payload within 0.1 %, IP bytes within the fraction `of_ip`: ACKs with SACK blocks are larger than assumed, and
+    resets smaller.
 
     On each network `uncaptured_bytes` more may have been sent.
     """
@@ -162,7 +167,7 @@ def assert_exact(
         different = {}
         for (network, column), value in carried.items():
             excess = known[network, column] - value
-            allowed = value * (0.05 if column.startswith("ip_") else 0.001)
+            allowed = value * (of_ip if column.startswith("ip_") else 0.001)
             uncaptured = 0 if column.endswith("received") else uncaptured_bytes
             if column in columns and value > 100_000 and not -allowed <= excess <= allowed + uncaptured:
                 different[network, column] = excess
@@ -245,7 +250,8 @@ def test_transfer_over_a_restart_is_counted_once(world: ProxyWorld, end: str) ->
     # A qdisc that is replaced drops what it has queued, after the sockets have counted it, and before the capture.
     # What they send again in its place counts again, so only what is new is the same. What the class still had
     # queued at the reset is never captured. An error would be the bytes between two flushes: 600 kB at the cap.
-    assert_exact(world, carried, {"new", "received", "ip_received"}, uncaptured_bytes=16 * 1024)
+    # After such a loss, many ACKs have SACK blocks.
+    assert_exact(world, carried, {"new", "received", "ip_received"}, uncaptured_bytes=16 * 1024, of_ip=0.1)
 
 
 def test_killed_daemon_has_written_all_but_the_last_10_s(world: ProxyWorld) -> None:

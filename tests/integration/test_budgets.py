@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from polling import eventually
 from proxy_world import MEGABYTE, WITHOUT_CAP, Hosts, ProxyWorld, attended, receive_rates, serving, unique
-from wall_clock import ServicesWithClock
 
 from mptcp_lab.topology import ClientSpec, Topology
+from mptcp_lab.wall_clock import ServicesWithClock
 from mptcp_throttle.model import AccessNetwork, Budget, Counting, Every, Per, RateKind, Stage
 from mptcp_throttle.units import Rate
 
@@ -80,8 +80,8 @@ def test_running_download_is_slowed_by_a_spent_budget_until_more_is_added(world:
     assert warning[0] in world.daemon.log_text()
     explained = world.services.cli("explain", first, "ethernet").stdout
     assert "cap: 1mbit (6 MB per day used, until 00:00); otherwise none" in explained
-    world.download(client=two)
-    eventually(lambda: budgets(world).get(second, {"used": 0})["used"] > MEGABYTE, "the other client's own budget")
+    world.download(4 * MEGABYTE, client=two)  # less than the budget, however late it is looked at
+    eventually(lambda: budgets(world).get(second, {"used": 0})["used"] > 0.5e6, "the other client's own budget")
     assert caps(world) == {first: CAP.bits_per_second}
 
     answer = world.services.cli_json("budget", "add", first, "1GB")
@@ -129,6 +129,29 @@ def test_killed_daemon_counts_nothing_twice_and_keeps_what_is_spent(world: Proxy
     assert 100 * MEGABYTE <= used < 110 * MEGABYTE
     world.services.cli("budget", "reset", first)
     eventually(lambda: first not in caps(world), "freed")
+
+
+def test_rolling_budget_frees_when_its_use_is_long_ago(hosts: Hosts) -> None:
+    networks = with_budgets(replace(BUDGET, amount=50 * MEGABYTE, rolling=True))
+    services = ServicesWithClock(hosts.lab.proxy, networks, name=unique("clock"), daemon=DAEMON)
+    with attended(hosts, services) as world, services:
+        one, *_ = world.lab.clients.values()
+        first = address(world, one)
+        world.download(client=one)
+        eventually(lambda: first in budgets(world), "anything used")
+        world.services.cli("budget", "set-used", first, "100MB")
+        world.wait_settled()
+        spent = budgets(world)[first]
+        assert (spent["rolling"], spent["stages_reached"]) == (True, 1)
+        end = spent["period"]["end"]
+        # An hour after the other, as time passes: nothing confirms this clock, which must not jump.
+        for hours in range(1, 27):
+            assert caps(world) == {first: CAP.bits_per_second}
+            services.set_ahead(3600 * hours)
+            eventually(lambda: budgets(world).get(first, spent)["period"]["end"] >= end + 3600 * hours, "an hour later")  # noqa: B023
+            if "no stage any more" in world.daemon.log_text():
+                break
+        assert hours in {24, 25}
 
 
 def test_new_period_frees_a_running_download_and_none_begins_twice(hosts: Hosts) -> None:

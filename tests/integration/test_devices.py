@@ -35,6 +35,37 @@ def caps(world: ProxyWorld) -> dict[str, int | None]:
     return {subflow.client: subflow.rate for subflow in world.capped()}
 
 
+def test_budget_of_a_device_is_used_in_both_networks_and_narrows_it(world: ProxyWorld) -> None:
+    phone, other = world.lab.clients.values()
+    (v4, v6), (rest, _) = addresses_of(world, phone), addresses_of(world, other)
+    over_wifi = str(phone.address(world.lab.topology.wifi, 4))
+    directory = world.services.config.parent / "clients.d"
+    directory.mkdir(exist_ok=True)
+    (directory / "phone.yaml").write_text(
+        "name: phone\nnetworks:\n"
+        f"  ethernet: {{addresses: ['{v4}', '{v6}']}}\n  wifi: {{addresses: ['{over_wifi}']}}\n"
+        "budgets: [{amount: 12MB, every: day, then: {cap: 256kbit}}]\n"
+    )
+    world.services.cli("reload")
+    for client in (phone, other):
+        world.download(client=client)
+    world.wait_settled(2)
+    eventually(lambda: caps(world) == {v4: 256_000, rest: CAP}, "spent by the phone alone", within=30)
+    (spent,) = world.services.cli_json("budgets", "phone")["budgets"]
+    assert (spent["device"], spent["networks"], spent["per"]) == ("phone", ["ethernet", "wifi"], "device")
+    assert spent["used"] >= 12_000_000
+    # The cap of Ethernet lets it carry an eighth of that in the time.
+    history = world.services.cli_json("history", "ethernet")["periods"]
+    assert sum(period["ip_sent"] for period in history) < 12_000_000
+    explained = world.services.cli("explain", "phone", "ethernet").stdout
+    assert "  cap: 256kbit (12 MB per day used" in explained
+    assert "of this device in ethernet and wifi used" in explained
+    world.services.cli("budget", "add", "phone", "1GB")
+    eventually(lambda: caps(world) == {v4: CAP, rest: CAP}, "more added")
+    events = world.services.ask("events")["events"]
+    assert "budget-spent" in {event["kind"] for event in events if event["text"].startswith("device phone: ")}
+
+
 def names(world: ProxyWorld) -> dict[str, str | None]:
     """The names of devices that `connections` gives for addresses over Ethernet."""
     connections = world.services.cli_json("connections")["connections"]

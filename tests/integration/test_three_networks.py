@@ -1,0 +1,71 @@
+"""Three access networks: the most preferred one first, the others within their caps, each free when it is the best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polling import eventually
+from proxy_world import ProxyWorld, hosts, receive_rates, serving
+
+from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.topology import ETHERNET, LTE, WIFI, Topology
+from mptcp_throttle.model import AccessNetwork, Per, RateKind
+from mptcp_throttle.units import Rate
+
+TOPOLOGY = Topology(lte=LTE)
+MBIT = 10**6
+CAPS = {"ethernet": 2 * MBIT, "lte": MBIT}
+NETWORKS = (
+    WIFI_FIRST[0],
+    WIFI_FIRST[1].with_rates({RateKind.CAP: Rate(CAPS["ethernet"])}),
+    AccessNetwork("lte", (LTE.v4, LTE.v6), 3, {RateKind.CAP: Rate(CAPS["lte"])}, Per.CLIENT),
+)
+
+
+def capped(world: ProxyWorld) -> dict[str, int | None]:
+    """By network, the rates of the caps."""
+    return {subflow.network: subflow.rate for subflow in world.capped()}
+
+
+def test_networks_are_used_by_preference_and_free_in_their_turn(own_world: ProxyWorld) -> None:
+    client = own_world.lab.client
+    own_world.download()
+    eventually(lambda: capped(own_world) == CAPS, "Ethernet and LTE capped", seen=own_world.services.subflows)
+    eventually(lambda: receive_rates(client, 2)["wlan0"] > 3 * sum(CAPS.values()), "Wi-Fi first")
+    rates = receive_rates(client, 5)
+    assert rates["eth0"] < 1.1 * CAPS["ethernet"]
+    assert rates["wwan0"] < 1.1 * CAPS["lte"]
+
+    client.leave(WIFI)
+    left = {"lte": CAPS["lte"]}
+    eventually(lambda: capped(own_world) == left, "Ethernet free", within=1, seen=own_world.services.subflows)
+    eventually(lambda: receive_rates(client, 2)["eth0"] > 2 * CAPS["ethernet"], "Ethernet second")
+    assert receive_rates(client, 5)["wwan0"] < 1.1 * CAPS["lte"]
+
+    client.leave(ETHERNET)
+    eventually(lambda: not capped(own_world), "LTE free", within=1, seen=own_world.services.subflows)
+    eventually(lambda: receive_rates(client, 2)["wwan0"] > 3 * CAPS["lte"], "LTE last")
+
+
+def test_each_network_carries_what_the_preferred_ones_lack() -> None:
+    slow = replace(TOPOLOGY, wifi=replace(WIFI, rate=Rate(4 * MBIT)))
+    wifi, ethernet, lte = NETWORKS
+    overflowing = (
+        wifi,
+        replace(ethernet, overflow=Rate(8 * MBIT)),
+        replace(lte, overflow=Rate(11 * MBIT)),
+    )
+    with hosts(slow) as built, serving(built, overflowing) as world:
+        client = world.lab.client
+        world.download()
+
+        def shared() -> bool:
+            """Whether Wi-Fi has 4 Mb/s, Ethernet the other 4 of its 8, and LTE the other 3 of its 11."""
+            rates = receive_rates(client, 4)
+            return (
+                rates["wlan0"] > 3.4 * MBIT
+                and 3 * MBIT < rates["eth0"] < 5 * MBIT
+                and 2 * MBIT < rates["wwan0"] < 4 * MBIT
+            )
+
+        eventually(shared, "each has its share", within=60, seen=lambda: receive_rates(client, 4))
