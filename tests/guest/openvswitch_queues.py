@@ -177,6 +177,29 @@ def test_renamed_interface_keeps_no_subflow_throttled(uplink: Uplink, queues: Po
     uplink.hosts.lab.proxy.ip(["link set eth9 down", "link set eth9 name eth0", "link set eth0 up"])
 
 
+def test_root_qdisc_that_another_program_puts_there_meanwhile_stays(uplink: Uplink, queues: PortQueues) -> None:
+    proxy = uplink.hosts.lab.proxy
+    queues.install(0)
+    proxy.ip(["link set eth0 down", "link set eth0 name eth9", "link set eth9 up"])
+    assert queues.read() == QdiscState(HtbState(0, False, {}))
+
+    def replace_root(names: Sequence[str]) -> list[None]:
+        if any(name.startswith("tc qdisc del") for name in names):
+            proxy.run("tc", "qdisc", "replace", "dev", "eth9", "root", "handle", "7:", "pfifo")
+        return [None] * len(names)
+
+    set_faults(replace_root)
+    try:
+        with pytest.raises(KernelError):
+            queues.restore()
+    finally:
+        set_faults(None)
+    assert "pfifo 7: root" in proxy.run("tc", "qdisc", "show", "dev", "eth9").stdout
+    queues.restore()
+    proxy.run("tc", "qdisc", "del", "dev", "eth9", "root")
+    proxy.ip(["link set eth9 down", "link set eth9 name eth0", "link set eth0 up"])
+
+
 def test_rate_below_that_of_the_slowest_queue_is_applied_as_that(queues: PortQueues) -> None:
     queues.install(0)
     slowest = Rate.parse("8kbit")

@@ -12,7 +12,7 @@ from proxy_world import Hosts, ProxyWorld, attended, receive_rates, unique
 from mptcp_lab.oracle import listed, published
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT
-from mptcp_lab.topology import ETHERNET, WIFI, Topology
+from mptcp_lab.topology import ETHERNET, Topology
 
 FAST_OPEN: Final = "net/ipv4/tcp_fastopen"
 # Documentation/networking/ip-sysctl.rst: both sides without cookies, and all listeners accept data of a SYN.
@@ -63,4 +63,4 @@ def test_wifi_is_as_fast_as_after_a_plain_syn(world: ProxyWorld) -> None:
     world.wait_settled()
     rates = receive_rates(world.lab.client, 5)
     assert rates["eth0"] < 1.2e6
-    assert rates["wlan0"] > 0.6 * WIFI.rate.bits_per_second
+    assert rates["wlan0"] > 10e6  # 0.3 Mb/s if it discards what exceeds its window

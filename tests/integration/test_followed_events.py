@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from polling import eventually
 from proxy_world import EXECUTABLES, Hosts, ProxyWorld, attended, unique
-from wall_clock import ServicesWithClock
 
 from mptcp_lab.topology import ETHERNET as ETHERNET_LINK
+from mptcp_lab.wall_clock import ServicesWithClock
 from mptcp_throttle.rpc.wire import MAX_EVENTS
 
 
@@ -92,7 +92,7 @@ def test_follower_is_told_what_happens_through_a_restart(world: ProxyWorld, serv
     assert numbers[:printed] == [(instance, n + 1, 0) for n in range(printed)]
 
     os.kill(follower.process.pid, signal.SIGINT)
-    assert follower.process.wait(10) == 130
+    assert follower.process.wait(30) == 130
     assert "Traceback" not in follower.process.log_text()
     recent = services.cli("events", "--number", "1000").stdout.splitlines()
     assert recent[0].endswith("  daemon-started          throttling on eth0, networks wifi, ethernet")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from proxy_world import EXECUTABLES
 
-from mptcp_lab.process import Process, run
+from mptcp_lab.process import Process, run, start_process
 from mptcp_throttle.network_namespace import KEPT_AT
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Beside:
 
     @contextmanager
     def following(self) -> Iterator[Process]:
-        process = Process("follower", [*self._enter, *self.follower], self.directory / "follower.log")
+        process = start_process("follower", [*self._enter, *self.follower], self.directory / "follower.log")
         try:
             process.wait_until(lambda: "its network namespace is at" in process.log_text(), "keeping the namespace")
             yield process
@@ -61,7 +61,7 @@ def beside(tmp_path: Path) -> Iterator[Beside]:
     (tmp_path / "networks.d").mkdir()
     (tmp_path / "networks.d/lte.yaml").write_text(NETWORK)
     (tmp_path / "mptcp-throttle.yaml").write_text(CONFIG)
-    mounts = Process("mounts", ["unshare", "--mount", "sh", "-ec", BOOT], tmp_path / "mounts.log")
+    mounts = start_process("mounts", ["unshare", "--mount", "sh", "-ec", BOOT], tmp_path / "mounts.log")
     try:
         yield Beside(mounts, tmp_path)
     finally:

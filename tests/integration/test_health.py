@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from polling import eventually
-from proxy_world import ProxyWorld, receive_rates, serving
+from proxy_world import FREE, ProxyWorld, receive_rates, serving
 
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.topology import WIFI
@@ -75,7 +75,7 @@ def test_other_path_carries_what_slow_wifi_cannot(hosts: Hosts, steering: bool) 
         world.download()
         world.wait_settled()
         shape_wifi(world, shape)
-        eventually(lambda: receive_rates(world.lab.client, 1)["eth0"] > 5e6, "Ethernet in use")
+        eventually(lambda: receive_rates(world.lab.client, 2)["eth0"] > FREE, "Ethernet in use")
 
 
 def test_healthy_wifi_keeps_the_cap(hosts: Hosts) -> None:

@@ -16,7 +16,7 @@ from mptcp_lab.namespaces import in_namespace
 
 SCENARIO = """\
 title: two small links, one of which goes down
-seed: none; this is a test
+seed: {document: S2, lines: [617], finding: this is a test}
 duration: 4s
 hosts:
   a: {}
@@ -29,7 +29,7 @@ flows:
 events:
   - {at: 2500ms, down: a.eth1}
 report:
-  both: {rate: [one, two], from: 1s, to: 2500ms, seed: 10}
+  both: {rate: [one, two], from: 1s, to: 2500ms, seed: 10 @ 617}
   payload: {received: mptcp, from: 1s, to: 2500ms}
 expect:
   both links are used: {of: both, to: 10, at_least: 0.7}
@@ -87,14 +87,22 @@ def test_lab_run_leaves_figures_samples_and_a_report(tmp_path: Path) -> None:
     # What one path has delivered early reaches the program when the other has filled the gap: in a burst.
     assert 6 <= result["figures"]["payload"]["median"] <= 15
     assert [event["text"] for event in result["runs"][0]["events"]] == ["down a.eth1"]
+    arrived = {s["link"]: s for s in result["runs"][0]["subflows"] if s["host"] == "b" and s["received_bytes"] > 10**5}
+    assert arrived.keys() == {"one", "two"}
+    assert all(1000 < s["received_bytes"] / s["received_packets"] < 1461 for s in arrived.values()), arrived
     subflows = (path.parent / "subflows-1.csv").read_text().splitlines()
     assert {line.split(",")[2] for line in subflows[1:]} == {"one", "two"}
     assert (path.parent / "interfaces-1.csv").read_text().count("b,eth1,two") > 20
-    assert (path.parent / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    pictures = [path.parent / name for name in ("timeline.png", "windows.png", "split.png")]
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    for picture in pictures:
+        picture.unlink()
+    assert lab("draw", out)[0] == 0
+    assert all(picture.exists() for picture in pictures)
 
     assert lab("report", out)[0] == 0
     report = (out / "report.md").read_text()
-    row = r"  \* Ours: both \S+ ≈ 10 Mb/s; payload \S+ Mb/s\."
+    row = r"  \* Ours: both \S+ \(seed 10, the link's\) Mb/s; payload \S+ Mb/s\."
     assert re.search(row, report)
     assert re.search(r"^\* \S+/small: .* `lab/mptcp-lab run \S+ --kernel native --repeat 1`", report, re.MULTILINE)
     assert "both links are used: both / 10 ≥ 0.7" in report
@@ -102,7 +110,7 @@ def test_lab_run_leaves_figures_samples_and_a_report(tmp_path: Path) -> None:
 
 UNEQUAL: Final = """\
 title: two unequal paths, and a flow of four megabytes
-seed: none; this is a test
+why: this is a test
 duration: 30s
 hosts:
   a: {sysctls: {net.ipv4.tcp_congestion_control: reno}}

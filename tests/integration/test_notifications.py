@@ -51,7 +51,8 @@ for command in json.loads(sys.argv[1]):
     noticed[command] = changed.wait(0.3)
     settle()
 ours = find_interface("ours")
-tc.delete_root(ours)
+(root,) = tc.qdiscs()[ours.index]
+tc.delete_qdisc(ours, root)
 noticed["by ourselves"] = changed.wait(0.3)
 print(json.dumps(noticed))
 """

@@ -117,10 +117,15 @@ def test_capped_download_gets_80_percent_of_what_is_permitted(world: ProxyWorld)
     world.wait_restrained()
     world.wait_settled()
     wait_received(download, 5 * MEGABYTE)  # TCP's slow start on Wi-Fi is over
-    samples = watch(download, 6)
-    (began, before), (ended, after) = samples[0], samples[-1]
     permitted = (1e6 + WIFI.rate.bits_per_second) * PAYLOAD_PART
-    assert (after - before) * 8 / (ended - began) > 0.8 * permitted
+
+    def part() -> float:
+        samples = watch(download, 6)
+        (began, before), (ended, after) = samples[0], samples[-1]
+        return (after - before) * 8 / (ended - began) / permitted
+
+    # Not at once on a busy machine: what runs beside it may need the processors for seconds.
+    eventually(lambda: part() > 0.8, "80 % of what is permitted", seen=part)
 
 
 @either_way

@@ -23,20 +23,27 @@ from pathlib import Path
 from mptcp_throttle.ports import Ports
 from mptcp_throttled.vocabulary.class_ids import MarkedTraffic
 from mptcp_throttled.kernel.htb.qdisc import RootQdiscs
-from mptcp_throttle.linux.kernel_error import KernelError
+from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 warnings = []
 handler = logging.Handler()
 handler.emit = lambda record: warnings.append(record.getMessage())
 logging.getLogger().addHandler(handler)
+def run(command):
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def overtake(requests):
+    if overtaking and requests[0].endswith(overtaking[0]):
+        run(overtaking.pop().split())
+    return [None] * len(requests)
+set_faults(overtake)
 for line in sys.stdin:
-    directory, force, meanwhile = json.loads(line)
+    directory, force, meanwhile, overtaking = json.loads(line)
     warnings.clear()
     root = RootQdiscs(("many0",), MarkedTraffic(0xffff0000, Ports.of([8080])), Path(directory), force=force)
     try:
         root.install(0)
         answer = str(root.read().htb is not None)
         for command in meanwhile:
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            run(command)
         root.restore()
     except KernelError as error:
         answer = str(error)
@@ -61,6 +68,9 @@ def proxy(lab: Lab) -> Iterator[Host]:
 def swap(lab: Lab) -> Iterator[Swap]:
     """Replaces the root qdisc of many0 by ours and restores it; the outcome, and what is pending, recorded or differs.
 
+    The commands in `meanwhile` run while the qdisc is replaced. If `overtaking` is given, it is the end of a request's
+    name, and the command that runs just before that request.
+
     One program for all tests: its start takes longer than all of them.
     """
     command = ["ip", "netns", "exec", lab.proxy.namespace, str(EXECUTABLES / "python"), "-c", SWAPPER]
@@ -69,8 +79,8 @@ def swap(lab: Lab) -> Iterator[Swap]:
         assert program.stdout is not None
         requests, answers = program.stdin, program.stdout
 
-        def run(state: Path, *meanwhile: list[str], force: bool = False) -> list[str]:
-            print(json.dumps([str(state), force, meanwhile]), file=requests, flush=True)
+        def run(state: Path, *meanwhile: list[str], force: bool = False, overtaking: tuple[str, ...] = ()) -> list[str]:
+            print(json.dumps([str(state), force, meanwhile, overtaking]), file=requests, flush=True)
             answer: list[str] = json.loads(answers.readline())
             return answer
 
@@ -149,6 +159,24 @@ def test_restored_queues_in_another_order_are_no_difference(
     before = show(proxy)
     assert swap(tmp_path, *meanwhile) == ["True", "[] []"]
     assert sorted(show(proxy).splitlines()) == sorted(before.splitlines())
+
+
+OWN = "tc qdisc replace dev many0 root handle 7: pfifo limit 77"
+
+
+def test_qdisc_that_comes_while_the_default_is_replaced_stays(proxy: Host, swap: Swap, tmp_path: Path) -> None:
+    refusal, nothing_left = swap(tmp_path, overtaking=("dev many0 htb", OWN))
+    assert (refusal.startswith("tc qdisc add dev many0 htb: EEXIST"), nothing_left) == (True, "[] []"), refusal
+    before = show(proxy)
+    assert before.startswith("qdisc pfifo 7: root")
+    assert swap(tmp_path) == ["True", "[] []"]
+    assert show(proxy) == before
+
+
+def test_qdisc_that_comes_while_the_default_is_restored_stays(proxy: Host, swap: Swap, tmp_path: Path) -> None:
+    refusal, _ = swap(tmp_path, overtaking=("qdisc del dev many0 htb", OWN))
+    assert refusal.startswith("tc qdisc del dev many0 htb: EINVAL"), refusal
+    assert show(proxy).startswith("qdisc pfifo 7: root")
 
 
 CLASSES = [

@@ -13,7 +13,6 @@ from test_mptcp_lab import lab, medians, namespaces, scenario, start
 
 SCENARIO: Final = """\
 title: two sites with a path between them, and one over a three site
-seed: none; this is a test
 duration: 7s
 hosts:
   one: {node: ovs}

@@ -43,9 +43,10 @@ def test_units_are_three_services_a_clean_up_and_a_namespace() -> None:
 def test_clean_up_has_the_rights_of_the_daemon() -> None:
     daemon, cleanup = (rights(f"mptcp-throttled{name}.service") for name in ("", "-cleanup"))
     assert len(daemon) > 30
-    # It writes no operator state.
-    assert daemon - cleanup == {"StateDirectory=mptcp-throttle", "StateDirectoryMode=0750"}
-    assert cleanup - daemon == set()
+    # It writes no operator state, and asks nothing of the clock.
+    state = {"StateDirectory=mptcp-throttle", "StateDirectoryMode=0711"}
+    assert daemon - cleanup == {*state, "SystemCallFilter=@chown bpf adjtimex clock_adjtime"}
+    assert cleanup - daemon == {"ProtectClock=yes", "SystemCallFilter=@chown bpf"}
 
 
 def rights(unit: str) -> set[str]:
@@ -79,7 +80,7 @@ def test_unit_is_little_exposed_bounds_memory_and_dumps_no_core(root: Path, unit
     level = re.search(r"Overall exposure level for \S+: ([\d.]+)", report)
     assert level is not None
     # Without ProtectClock=, whose filter also forbids to ask whether the clock is synchronised.
-    daemon = {"mptcp-throttled.service": 2.2, "mptcp-throttled-cleanup.service": 2.2}
+    daemon = {"mptcp-throttled.service": 2.2}
     others = {"mptcp-throttle-web.service": 1.0, "mptcp-throttle-namespace.service": 5.5}
     assert float(level[1]) <= {**daemon, **others}.get(unit, 2.0)
     settings = (SYSTEMD / unit).read_text().splitlines()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from polling import eventually
-from proxy_world import MEGABYTE, Hosts, ProxyWorld, proxy_world, receive_rates, serving
+from proxy_world import FREE, MEGABYTE, Hosts, ProxyWorld, proxy_world, receive_rates, serving
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.services import WIFI_FIRST
@@ -62,8 +62,7 @@ def test_cap_is_lifted_within_a_second_of_wifi_loss(own_world: ProxyWorld) -> No
     eventually(lambda: not own_world.restrained(), "no subflow paced or held back", within=1)
     result = document.wait()
     assert (result.exit_status, result.intact) == (0, True)
-    eventually(lambda: receive_rates(client, 1)["eth0"] > 5e6, "Ethernet at the rate of its link")
-    assert receive_rates(client, 3)["eth0"] > 5e6
+    eventually(lambda: receive_rates(client, 3)["eth0"] > FREE, "Ethernet in use")
     own_world.abort(endless)
     own_world.wait_restored()
 
@@ -136,7 +135,7 @@ def test_plain_tcp_of_a_capped_client_is_not_touched(hosts: Hosts, per: Per, ste
         result = plain.wait()
         assert result.local_port != capped.client_port
         assert world.marks() == [mark]
-        assert result.goodput > 3e6
+        assert result.goodput > FREE
 
 
 def test_each_client_is_capped_by_its_own_connection_alone() -> None:

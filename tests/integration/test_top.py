@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import Final
 
 from polling import eventually
-from proxy_world import EXECUTABLES, ProxyWorld
+from proxy_world import EXECUTABLES, FREE, ProxyWorld
 
 COLUMNS: Final = 80
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -92,7 +92,7 @@ def test_once_prints_what_ss_measures_and_needs_no_terminal(world: ProxyWorld) -
     eventually(lambda: 70 < use() < 130, "what the cap allows")
     answer = world.services.cli_json("top")
     (wifi,) = (network for network in answer["networks"] if network["name"] == "wifi")
-    assert wifi["clients"][0]["sent_bps"] > 10e6
+    assert wifi["clients"][0]["sent_bps"] > FREE
     (subflow,) = wifi["clients"][0]["subflows"]
     measured = world.acked_rate(subflow["client_port"], 3)
     eventually(lambda: abs(sent_over_wifi(world) / measured - 1) < 0.25, "the rate that ss shows")

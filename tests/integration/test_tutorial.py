@@ -26,7 +26,7 @@ TERMINALS: Final = "lab/network\n", "nsenter --net=$(ls /run/netns/mptl-*-proxy)
 QUESTIONS: Final = "ss ", "mptcp-throttle --config proxy.yaml connections"
 """Commands that may be repeated until they show what is expected."""
 
-RATES: Final = ((8, 10.5), (0.6, 1.3), (4.0, 5.5))
+RATES: Final = ((5.5, 10.5), (0.5, 1.3), (3.0, 5.5))
 """Mb/s on Ethernet at each `rates` of the tutorial: without a cap, capped to 1 Mb/s, capped to 5 Mb/s."""
 
 

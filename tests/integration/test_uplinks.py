@@ -16,6 +16,7 @@ import pytest
 from examples import ends_of
 from polling import eventually
 from refusals import refused
+from scapy.data import ETH_P_IP
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from tun_interface import tun
@@ -165,6 +166,18 @@ def test_socket_in_time_wait_or_that_cannot_be_looked_up_has_no_window(entered: 
         assert read_announced_windows([ends_of_client]) == ({}, None)
 
 
+def test_free_subflow_is_forgotten_only_when_it_has_no_socket(uplinks: Uplinks) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        address, port = listener.getsockname()
+        with closing(socket.create_connection((address, port))) as client, closing(listener.accept()[0]):
+            lives = FourTuple.of(address, client.getsockname()[1], address, port)
+            uplinks.throttle({lives: throttle("one"), OTHER: throttle("other")})
+            with refused("ss -t", number=errno.ENOMEM), pytest.raises(KernelError):
+                uplinks.forget_ended([lives, OTHER])
+            uplinks.forget_ended([lives, OTHER])
+            assert {*uplinks.acknowledged()} == {lives}
+
+
 def test_half_open_socket_has_no_window(entered: Host) -> None:
     """Whoever sends a SYN alone makes one."""
     with tun(entered.namespace, "tun0") as other_end:
@@ -206,3 +219,22 @@ def test_renamed_interface_loses_filters_and_clsact(entered: Host, uplinks: Upli
         assert "clsact" not in entered.run("tc", "qdisc", "show").stdout
     finally:
         entered.ip(["link set other name eth0", "link set eth0 up"])
+
+
+def test_clients_whose_interface_has_gone_are_known_and_can_be_forgotten(entered: Host, filters: ClsactFilters) -> None:
+    uplinks = Uplinks(("tun0",), filters)
+    with (
+        tun(entered.namespace, "tun0") as other_end,
+        closing(socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)) as raw,
+    ):
+        entered.ip(["link set tun0 addrgenmode none", "link set tun0 up"])
+        uplinks.attach()
+        uplinks.throttle({ONE: throttle("one"), OTHER: throttle("one")})
+        for ends in ONE, OTHER:
+            ip = IP(src=str(ends.proxy.address), dst=str(ends.client.address))
+            raw.sendto(bytes(ip / TCP(sport=ends.proxy.port, dport=ends.client.port, flags="A")), ("tun0", ETH_P_IP))
+            assert os.read(other_end, 100).endswith(bytes.fromhex("011e0351"))
+    uplinks.throttle({ONE: None})
+    eventually(lambda: not uplinks.detach_if_told() and uplinks.unreached == {ONE}, "one free client out of reach")
+    uplinks.forget([ONE, OTHER])
+    assert uplinks.detach_if_told()

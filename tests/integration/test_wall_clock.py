@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from polling import eventually
 from proxy_world import Hosts, ProxyWorld, attended, unique
-from wall_clock import ServicesWithClock
 
 from mptcp_lab.dropped_packets import dropped
 from mptcp_lab.oracle import listed
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import WIFI
+from mptcp_lab.wall_clock import ServicesWithClock
 
 
 @pytest.fixture

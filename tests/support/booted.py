@@ -105,6 +105,9 @@ class Booted(Services):
             return self.systemctl("is-system-running") == "running"
         return False
 
+    def stop_daemon(self) -> None:
+        self.systemctl("stop", CLEAN_UP)
+
     def stop(self) -> None:
         self.systemctl("stop", CLEAN_UP, "mptcp-sniffer")
         self._systemd.kill()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from contextlib import suppress
-from pathlib import Path
 from typing import Final
+
+from mptcp_lab.process import descriptor_texts
 
 _FIELD: Final = re.compile(r"^(\w+):\s*(\S+)$", re.MULTILINE)
 _TARGETS: Final = ("cgroup_id", "ifindex")
@@ -16,10 +16,8 @@ _TARGETS: Final = ("cgroup_id", "ifindex")
 def links_of(pid: int) -> dict[int, bool]:
     """The links to cgroups and interfaces of which a process has descriptors, by id; whether they are attached."""
     links = {}
-    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
-        fields = {}
-        with suppress(FileNotFoundError):  # closed meanwhile
-            fields = dict(_FIELD.findall(file.read_text(encoding="ascii")))
+    for text in descriptor_texts(pid):
+        fields = dict(_FIELD.findall(text))
         for target in _TARGETS:
             if "link_id" in fields and target in fields:
                 links[int(fields["link_id"])] = fields[target] != "0"

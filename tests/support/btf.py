@@ -71,7 +71,7 @@ class Btf:
     """The types of an object file, by their numbers."""
 
     def __init__(self, path: Path) -> None:
-        data = _section(path.read_bytes(), ".BTF")
+        data = section(path, ".BTF")
         magic, _, _, header_bytes, types_at, types_bytes, texts_at, texts_bytes = _HEADER.unpack_from(data)
         assert magic == _MAGIC, path
         self._texts = data[header_bytes + texts_at :][:texts_bytes]
@@ -144,13 +144,15 @@ class Btf:
         return {variable.name: variable.size_or_type for variable in variables}
 
 
-def _section(elf: bytes, name: str) -> bytes:
+def section(path: Path, name: str) -> bytes:
+    """The content of a section of an object file; nothing if it has none of this name."""
+    elf = path.read_bytes()
     table_at, entry_bytes, count, names_index = _ELF_HEADER.unpack_from(elf)
     sections = [_ELF_SECTION.unpack_from(elf, table_at + entry_bytes * index) for index in range(count)]
     _, names_at, names_bytes = sections[names_index]
     names = elf[names_at : names_at + names_bytes]
-    ((at, size),) = ((at, size) for name_at, at, size in sections if _text(names, name_at) == name)
-    return elf[at : at + size]
+    (found,) = [elf[at : at + size] for name_at, at, size in sections if _text(names, name_at) == name] or [b""]
+    return found
 
 
 def _text(texts: bytes, at: int) -> str:

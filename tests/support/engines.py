@@ -152,11 +152,10 @@ class Machine:
 
 class _Inside(Host):
     def __init__(self, lab: Lab, path: Path) -> None:
-        super().__init__("inside", "", lab.directory / "inside")
-        self._path = path
+        super().__init__("inside", str(path), lab.directory / "inside")
 
     def _enter(self, *, machine_files: bool = False) -> list[str]:  # noqa: ARG002
-        return ["nsenter", f"--net={self._path}", "env", f"XTABLES_LOCKFILE={self.directory / 'xtables.lock'}"]
+        return super()._enter(machine_files=True)
 
 
 class Engine(ABC):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
+from capped_rates import SATURATED
 from proxy_world import Hosts, hosts
 
 from mptcp_lab.sdn import open_vswitch
-from mptcp_lab.topology import WIFI, Topology
-from mptcp_throttle.units import Rate
+from mptcp_lab.topology import Topology
 
-# Steering lets the capped path send only while Wi-Fi is saturated, not while an emulated processor is the limit.
-SATURATED: Final = replace(WIFI, rate=Rate.parse("20mbit"))
 NORMAL: Final = " priority=0 actions=NORMAL\n"
 
 

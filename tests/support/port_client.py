@@ -11,6 +11,7 @@ from mptcp_lab.squid import PORT
 if TYPE_CHECKING:
     from proxy_world import ProxyWorld
 
+    from mptcp_lab.host import Host
     from mptcp_lab.process import Process
     from mptcp_lab.topology import Address
 
@@ -43,7 +44,8 @@ with socket.create_server((sys.argv[1], int(sys.argv[2]))) as listener:
     exchange(listener.accept()[0])
 """
 _CLIENT: Final = f"""{_EXCHANGE}
-with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262) as connection:
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+with socket.socket(family, socket.SOCK_STREAM, 262) as connection:
     connection.connect((sys.argv[1], int(sys.argv[2])))
     connection.sendall(f"CONNECT {{sys.argv[3]}} HTTP/1.1\\r\\n\\r\\n".encode())
     assert b" 200 " in connection.recv(1 << 16)
@@ -51,21 +53,26 @@ with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262) as connection:
 """
 
 
-def download_from(world: ProxyWorld, address: Address, port: int, *, fast_open: bool = False) -> Process:
-    """A download that does not end, over a connection whose first subflow has this end.
+def download_from(
+    world: ProxyWorld, address: Address, port: int, *, client: Host | None = None, fast_open: bool = False
+) -> Process:
+    """A download of a client that does not end, over a connection whose first subflow has this end.
 
     With `fast_open` the request is data of the SYN, as far as net.ipv4.tcp_fastopen lets the client send it there.
     """
     origin = f"http://{world.lab.origin_address(4)}/{endless(world.origin).name}"
     proxy = (str(world.lab.proxy_address(4)), str(PORT))
     arguments = (str(address), str(port), *proxy, origin, str(int(fast_open)))
-    return world.lab.client.start(f"from-{port}", sys.executable, "-c", _FETCH, *arguments)
+    return (client or world.lab.client).start(f"from-{port}", sys.executable, "-c", _FETCH, *arguments)
 
 
-def exchange(world: ProxyWorld) -> Process:
-    """One connection through the proxy, on which both ends send zeros as fast as they may."""
+def exchange(world: ProxyWorld, proxy: str | None = None) -> Process:
+    """One connection to that address of the proxy, on which both ends send zeros as fast as they may.
+
+    By default, its IPv4 address.
+    """
     address = str(world.lab.origin_address(4))
     server = world.lab.origin.start("exchange", sys.executable, "-c", _ORIGIN, address, str(_DUPLEX_PORT))
     server.wait_until(lambda: "listening" in server.log_text(), "listening")
-    proxy = (str(world.lab.proxy_address(4)), str(PORT))
-    return world.lab.client.start("exchange", sys.executable, "-c", _CLIENT, *proxy, f"{address}:{_DUPLEX_PORT}")
+    to = (proxy or str(world.lab.proxy_address(4)), str(PORT))
+    return world.lab.client.start("exchange", sys.executable, "-c", _CLIENT, *to, f"{address}:{_DUPLEX_PORT}")

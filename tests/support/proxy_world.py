@@ -23,7 +23,9 @@ from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.marks import CHAIN, SHOW_MARKS, TABLE, Mark, parse_marks
 from mptcp_lab.origin import PORT as ORIGIN_PORT
 from mptcp_lab.origin import Origin, endless, start_origin
+from mptcp_lab.proxy_server import Access
 from mptcp_lab.sampler import PathMeter
+from mptcp_lab.scenario.interception import intercept
 from mptcp_lab.services import WIFI_FIRST, Services, SubflowStatus
 from mptcp_lab.squid import PORT, SQUID
 from mptcp_lab.topology import Client, Family, Lab, Topology, build
@@ -53,7 +55,8 @@ EXECUTABLES: Final = Path(sys.executable).parent
 
 _serial: Final = itertools.count(1)
 _CLASS: Final = re.compile(
-    r"class htb (\S+) root leaf (\S+) prio \d+ rate (\S+) .*\n Sent (\d+) bytes \d+ pkt \(dropped (\d+),"
+    r"class htb (\S+) (?:root|parent \S+) (?:leaf (\S+) )?prio \d+ rate (\S+) .*\n"
+    r" Sent (\d+) bytes \d+ pkt \(dropped (\d+),"
 )
 
 
@@ -63,6 +66,8 @@ def ethernet_with(rates: Mapping[RateKind, Rate | None]) -> tuple[AccessNetwork,
     return wifi, ethernet.with_rates(rates)
 
 
+FREE: Final = 3e6
+"""Bits per second: three times the cap of `WIFI_FIRST`; on a busy machine, too, Ethernet carries that without a cap."""
 WITHOUT_CAP: Final = ethernet_with({RateKind.CAP: None})
 
 
@@ -82,7 +87,7 @@ class Hosts:
 
 @dataclass(frozen=True)
 class ClassCounters:
-    """Of one HTB class: `rate` in bits per second, `leaf` the handle that the kernel chose for its qdisc."""
+    """Of one HTB class: `rate` in bits per second, `leaf` the handle that the kernel chose for its qdisc, or empty."""
 
     rate: int
     leaf: str
@@ -158,7 +163,7 @@ class ProxyWorld:
 
     def upload(self, size: int, client: Client | None = None, *, family: Family = 4) -> Upload:
         """An upload of `size` random bytes."""
-        upload = Upload(self.lab, client or self.lab.client, self.origin, size, family=family)
+        upload = Upload(self.lab, client or self.lab.client, self.origin, size, family=family, server=self.server)
         self._uploads.append(upload)
         return upload
 
@@ -305,6 +310,9 @@ def hosts(topology: Topology | None = None, server: ProxyServer = SQUID) -> Iter
     with build(topology or Topology()) as lab:
         origin = start_origin(lab.origin)
         server.start(lab.proxy, f"{lab.origin_address(4)}:{ORIGIN_PORT}")
+        if server.access is Access.TRANSPARENT:
+            built = {"router": lab.router, "proxy": lab.proxy}
+            intercept(built, lab.description, "proxy", "origin", server.port)
         if server.client is not None:
             for client in lab.clients.values():
                 server.client.start(client, f"{lab.proxy_address(4)}:{PORT}")
@@ -327,12 +335,15 @@ def attended(on: Hosts, services: Services) -> Iterator[ProxyWorld]:
         yield world
     finally:
         try:
-            services.stop()
+            services.stop_daemon()
+            if services.sniffer is not None:
+                services.sniffer.terminate()  # which takes up to a second
             if services.daemon is not None and services.daemon.exit_status != 0:
                 services.clean_up()
             restrained = world.restrained()
         finally:
             world.abort()
+            services.stop()
     assert restrained == set()
     assert CHAIN not in world.chain()
     assert "table " not in world.chain()
@@ -398,9 +409,9 @@ def send_rates(client: Client, seconds: float) -> dict[str, float]:
 
 
 def _rates(client: Client, seconds: float, direction: Callable[[PathMeter, str], Curve]) -> dict[str, float]:
-    with PathMeter(client, ("eth0", "wlan0")) as meter:
+    with PathMeter(client, client.interfaces) as meter:
         began = time.monotonic()
         eventually(lambda: meter.interfaces[-1].at >= began + seconds, "sampled", within=seconds + 30)
     return {
-        interface: direction(meter, interface).mbps(began, began + seconds) * MEGA for interface in ("eth0", "wlan0")
+        interface: direction(meter, interface).mbps(began, began + seconds) * MEGA for interface in client.interfaces
     }

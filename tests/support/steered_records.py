@@ -66,13 +66,19 @@ def _invented(number: int) -> FourTuple:
 
 
 def _find(pid: int) -> int:
+    """A descriptor of the map; the daemon has several, of the same map."""
+    found: dict[int, int] = {}
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
-        text = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(encoding="utf-8")
+        try:
+            text = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(encoding="utf-8")
+        except FileNotFoundError:  # closed by now
+            continue
         info = {name: int(value) for name, value in _FIELD.findall(text)}
         sizes = info.get("map_type"), info.get("key_size"), info.get("value_size")
         if sizes == (_HASH, _KEY_BYTES, len(_EMPTY)):
-            return int(descriptor)
-    raise AssertionError("the daemon has no map of steered subflows")
+            found[info["map_id"]] = int(descriptor)
+    assert len(found) == 1, f"the daemon has {len(found)} maps of steered subflows"
+    return next(iter(found.values()))
 
 
 @contextmanager

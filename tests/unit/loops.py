@@ -18,6 +18,7 @@ from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.vocabulary.control_group import NO_CONTROL_GROUP, ControlGroup
+from mptcp_throttled.vocabulary.fleet import SharedRates
 from mptcp_throttled.vocabulary.kernel_state import KernelState, PacingState
 from mptcp_throttled.vocabulary.operator import Pause
 from mptcp_throttled.vocabulary.snapshot import Snapshot
@@ -37,6 +38,7 @@ class LoopOnModels:
     closed: list[ClosedSubflow] = field(default_factory=list)
     steering: ModelSteering = field(default_factory=ModelSteering)
     control_group: ControlGroup = NO_CONTROL_GROUP
+    shared: SharedRates | None = None
 
     def __post_init__(self) -> None:
         self.running = RunningConfig(configuration(self.configured), self.clock.time())
@@ -54,6 +56,7 @@ class LoopOnModels:
             self.steering,
             self.comparison.note,
             self.control_group,
+            shared=lambda: self.shared,
         )
 
     def show(self, *connections: Connection) -> Snapshot:

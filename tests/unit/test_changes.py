@@ -47,6 +47,11 @@ ALL = ": needs a restart of mptcp-sniffer, mptcp-throttled and mptcp-throttle-we
         ("proxy", "run_directory: /run/x\nproxy", f"run_directory /run/mptcp-throttle -> /run/x{ALL}"),
         (
             "proxy",
+            "fleet: {link: 1gbit}\nproxy",
+            "fleet.link 10gbit -> 1gbit: needs a restart of mptcp-throttled",
+        ),
+        (
+            "proxy",
             "state_directory: /x\nproxy",
             "state_directory /var/lib/mptcp-throttle -> /x: needs a restart of mptcp-throttled",
         ),

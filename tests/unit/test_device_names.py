@@ -14,7 +14,7 @@ from loops import LoopOnModels
 from rich.console import Console
 from worlds import ManualClock
 
-from mptcp_throttle.cli import live_view, tables
+from mptcp_throttle.cli import budget_tables, live_view, tables
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import (
     AccessNetwork,
@@ -34,8 +34,9 @@ from mptcp_throttle.rpc.wire import Order
 from mptcp_throttle.units import Rate
 from mptcp_throttle_web.hiding import Hider
 from mptcp_throttled.accounting.accounts import Accounts
-from mptcp_throttled.accounting.history import Account, History, Kind, requested_accounts
+from mptcp_throttled.accounting.history import Account, History, Kind
 from mptcp_throttled.accounting.ledger import Ledger
+from mptcp_throttled.accounting.requested_accounts import requested_accounts, requested_path
 from mptcp_throttled.answers import budgets, status
 from mptcp_throttled.answers.busiest import IndexedClients, busiest
 from mptcp_throttled.answers.client_index import ClientIndex
@@ -219,7 +220,7 @@ def test_log_and_decisions_name_devices(tmp_path: Path, caplog: pytest.LogCaptur
     assert "free client=10.1.0.9:40000 device=phone network=ethernet" in caplog.text
 
 
-def test_traffic_of_a_device_is_counted_under_its_name_in_all_networks(running: LoopOnModels, tmp_path: Path) -> None:
+def test_traffic_of_a_device_is_counted_in_all_networks_and_in_each(running: LoopOnModels, tmp_path: Path) -> None:
     history = History(tmp_path / "history.sqlite", "boot")
     accounts, snapshot = Accounts(history, Ledger({}, lambda: True), ManualClock()), running.loop.snapshot
     subflows = (CAPPED, ends("10.2.0.2"), ends("10.1.0.3"))
@@ -230,6 +231,15 @@ def test_traffic_of_a_device_is_counted_under_its_name_in_all_networks(running: 
     sums = {each.name: each.ip_sent for each in history.top_clients(0, 10)}
     assert sums == {"phone": 2 * sums["10.1.0.3"], "10.1.0.3": sums["10.1.0.3"]}
     assert sums["phone"] > 0
+    on_networks = {
+        network: [
+            period.traffic.ip_sent
+            for account in requested_path("phone", network, running.loop.snapshot.networks, ONE_PROXY)
+            for period in history.read(account, 3600, 0)
+        ]
+        for network in ("wifi", "ethernet")
+    }
+    assert on_networks == {"wifi": [sums["10.1.0.3"]], "ethernet": [sums["10.1.0.3"]]}
 
 
 @pytest.mark.parametrize("name", ["phone", "10.1.0.9"])
@@ -262,14 +272,15 @@ def test_budgets_name_devices_and_are_found_by_name_or_any_address(
         sockets = {each: SocketState(0, None, SocketTotals(sent), cookie=n) for n, each in subflows}
         accounts.look(sockets, running.show(connection(3, subflow("10.1.0.2")), *CONNECTIONS), {})
     owner = budgets.requested_owner(name, running.running.config)
-    answer = budgets.describe(accounts.budget_uses(), owner, snapshot)
-    (of_ethernet,) = answer["budgets"]
+    answer = budgets.describe(budgets.uses_of(accounts, owner), snapshot)
+    of_ethernet, of_wifi = answer["budgets"]
+    assert (of_wifi["network"], of_wifi["used"]) == ("wifi", 0)
     assert (of_ethernet["client"], of_ethernet["device"], of_ethernet["network"]) == ("10.1.0.2", "phone", "ethernet")
     other = next(use for use in accounts.budget_uses() if str(use.subject) == "10.1.0.3")
     assert of_ethernet["used"] == 2 * other.use.used
-    tables.show_budgets(answer)
+    budget_tables.show_budgets(answer)
     assert "10.1.0.2 (phone)" in capsys.readouterr().out
-    assert any(event.text.startswith("ethernet 10.1.0.2 phone: ") for event in events)
+    assert any(event.text.startswith("ethernet 10.1.0.2 (phone): ") for event in events)
 
 
 def test_owner_of_budgets_that_is_not_known_is_refused(running: LoopOnModels) -> None:

@@ -37,6 +37,7 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttle.setup.host_facts import Translation
 from mptcp_throttle.systemd_unit import Unit
 from mptcp_throttle.units import Rate
+from mptcp_throttle.valkey.server import ServerUrl
 from mptcp_throttle.when import When
 
 MODULES: Final = (file_checks, kernel_checks, mark_checks, proxy_checks, service_checks, findings)
@@ -135,10 +136,26 @@ def initial_address_refused(host: Examined, is_well: bool) -> None:
     host.parameters(allow_join_initial_addr_port="1" if is_well else "0")
 
 
+def joins_of_another_proxy(host: Examined, is_well: bool) -> None:
+    with_limits(host, 2)
+    host.parameters(allow_join_initial_addr_port="1")
+    host.configure("fleet", url=ServerUrl.parse("valkey://127.0.0.1"))
+    host.reads(kernel_checks, _WATCH_SECONDS=0.0)
+    with_counts(host, received=1000, unknown=20 if is_well else 500)
+
+
+def with_counts(host: Examined, received: int, unknown: int) -> None:
+    host.file(kernel_checks, "_COUNTERS", "TcpExt: A\nTcpExt: 1\n" + mptcp_counters(received, unknown))
+
+
+def mptcp_counters(received: int, unknown: int) -> str:
+    return f"MPTcpExt: MPJoinNoTokenFound MPJoinSynRx\nMPTcpExt: {unknown} {received}\n"
+
+
 def another_address_announced(host: Examined, is_well: bool) -> None:
     with_limits(host, 2)
     host.parameters(allow_join_initial_addr_port="0")
-    host.reads(kernel_checks, read_announced=lambda: ["10.3.0.9"] if is_well else [])
+    host.reads(kernel_checks, read_announced=lambda: [kernel_checks.Announced("10.3.0.9", None)] if is_well else [])
 
 
 def path_manager_of_a_program(host: Examined, is_well: bool) -> None:
@@ -247,6 +264,12 @@ def rule_that_comes_before_rules(host: Examined, is_well: bool) -> None:
     rule_that_leads_to_a_container(host, is_well)
     host.configure("sniffer", kernel_view=False)
     host.daemon(classifier="rules")
+
+
+def tproxy_to_another_port(host: Examined, is_well: bool) -> None:
+    rule = Translation("PREROUTING of table mangle (iptables-nft)", Ports.of([8080]), None, 8080 if is_well else 3129)
+    host.reads(os, geteuid=lambda: 0)
+    host.reads(proxy_checks, read_interceptions=lambda: (rule,))
 
 
 def proxy_in_a_container(host: Examined, is_well: bool) -> None:
@@ -448,6 +471,33 @@ def features_switched_off(host: Examined, is_well: bool) -> None:
     host.daemon(features=dict.fromkeys(FEATURE_TEXTS, state))
 
 
+def with_fleet(host: Examined, **fleet: object) -> None:
+    host.daemon(fleet={"name": "proxy-1", "server": "a:1", "problem": None, "age": 1.0, "refused": 0, **fleet})
+
+
+def fleet_whose_server_is_away(host: Examined, is_well: bool) -> None:
+    with_fleet(host, problem=None if is_well else "a:1: does not answer", age=1.0 if is_well else None)
+
+
+def fleet_whose_rates_cannot_be_leased(host: Examined, is_well: bool) -> None:
+    problem = None if is_well else "a:1: NOPERM User proxy-1 has no permissions to run the 'hget' command"
+    host.daemon(leases={"problem": problem})
+
+
+def policy_that_is_refused(host: Examined, is_well: bool) -> None:
+    problem = None if is_well else "policy 8: networks.d/lte.yaml:9: proxy: work: is not in proxies of a.yaml"
+    host.daemon(policy={"fleet": "europe", "in_use": None, "problem": problem, "away": None})
+
+
+def policy_whose_server_is_away(host: Examined, is_well: bool) -> None:
+    away = None if is_well else "a:1: does not answer"
+    host.daemon(policy={"fleet": "europe", "in_use": None, "problem": None, "away": away})
+
+
+def fleet_with_refused_values(host: Examined, is_well: bool) -> None:
+    with_fleet(host, refused=0 if is_well else 3, refusal="a hash has '-1' as the total of proxy-2.00000000")
+
+
 def with_unit(host: Examined, **properties: str) -> None:
     running = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "NRestarts": "0"}
     values = {**dict.fromkeys(Unit._fields, "0"), **running, "Id": "x.service", **properties}
@@ -482,6 +532,7 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
         opened_by_the_proxy_and_throttled,
         initial_address_refused,
         another_address_announced,
+        joins_of_another_proxy,
         path_manager_of_a_program,
     ),
     kernel_checks.send_buffers: (small_send_buffers,),
@@ -504,6 +555,7 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
         proxy_in_a_container_of_another_host,
     ),
     proxy_checks.translated: (rule_that_comes_before_rules,),
+    proxy_checks.interceptions: (tproxy_to_another_port,),
     proxy_checks.routes: (routes_through_another_interface,),
     kernel_checks.root_qdiscs: (qdisc_that_cannot_be_restored, qdisc_that_may_be_replaced, qdisc_of_a_switch),
     proxy_checks.access: (squid_that_serves_this_host_alone,),
@@ -528,6 +580,11 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
         refused_class,
         missing_features,
         features_switched_off,
+        fleet_whose_server_is_away,
+        fleet_whose_rates_cannot_be_leased,
+        fleet_with_refused_values,
+        policy_that_is_refused,
+        policy_whose_server_is_away,
     ),
     service_checks.units: (failed_unit, masked_unit, unit_not_started, unit_that_ends, unit_that_was_restarted),
 }
@@ -540,6 +597,47 @@ def examine(check: Check, state: State, directory: Path, *, is_well: bool) -> li
         host = Examined(patch, directory, examined_host())
         state(host, is_well)
         return list(check(host.host))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "own", "found"),
+    [
+        ((0, 0), (0, 0), [], None),
+        ((1000, 9), (1000, 9), [], None),
+        ((100, 10), (100, 10), [], "of 100 since the start of this host, 10 are for connections"),
+        ((1000, 49), (1000, 49), [], None),
+        # Since the clients go to addresses of this proxy alone, none has come.
+        ((1000, 500), (1900, 500), ["10.0.0.9"], None),
+        ((1000, 500), (1010, 505), ["10.0.0.9"], "of 10 in 1 s, 5 are for connections"),
+        ((1000, 500), (1010, 505), [], "of 10 in 1 s, 5 are for connections"),
+        ((1000, 1), (1100, 2), [], None),
+        ((1000, 1), (1001, 2), [], None),
+    ],
+)
+def test_joins_of_unknown_connections_are_told_by_their_part(
+    first: tuple[int, int], last: tuple[int, int], own: list[str], found: str | None
+) -> None:
+    counts = kernel_checks.JoinCounts(*first), kernel_checks.JoinCounts(*last)
+    findings = list(kernel_checks.judge_unknown_joins(*counts, own))
+    assert [found in str(finding.problem) for finding in findings if found is not None] == [True] * (found is not None)
+    assert not (findings and found is None)
+    assert [finding.harm for finding in findings] == [False] * len(findings)
+    assert all(("10.0.0.9" in str(finding.remedy)) == bool(own) for finding in findings)
+
+
+def test_joins_of_unknown_connections_mean_nothing_to_a_proxy_alone(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        host = Examined(patch, tmp_path, examined_host())
+        joins_of_another_proxy(host, is_well=False)
+        host.configure("fleet", url=None)
+        assert [finding.problem for finding in kernel_checks.joins(host.host)] == [None]
+
+
+def test_kernel_without_the_counters_of_joins_says_nothing(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        host = Examined(patch, tmp_path, examined_host())
+        host.file(kernel_checks, "_COUNTERS", "MPTcpExt: MPCapableSYNRX\nMPTcpExt: 1\n")
+        assert kernel_checks.read_join_counts() is None
 
 
 @pytest.mark.parametrize(("check", "state"), [(check, state) for check in STATES for state in STATES[check]])
@@ -595,3 +693,19 @@ def test_every_place_that_makes_a_problem_is_in_a_state(tmp_path: Path, monkeypa
                 if not any((module.__name__, line) in made for line in lines):
                     missing.append(f"{module.__name__}:{call.lineno}: {ast.unparse(call)}")
     assert not missing, "\n".join(missing)
+
+
+def test_listener_of_an_endpoint_with_a_port_is_none_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = "LISTEN 0 1024 0.0.0.0:* 0.0.0.0:*\nLISTEN 0 100 [::]:8080 [::]:*\n"
+    monkeypatch.setattr(proxy_checks, "output_of", lambda *_: shown)
+    assert proxy_checks._listening("-M") == Ports.of([8080])
+
+
+def test_port_on_which_the_kernel_listens_for_joins_is_no_fault(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        host = Examined(patch, tmp_path, examined_host())
+        host.reads(proxy_checks, _listening=lambda protocol: Ports.of([8080] if protocol == "-t" else []))
+        for announced, problem in (([], "has a listener without MPTCP"), ([("10.3.0.9", 8080)], None)):
+            endpoints = [kernel_checks.Announced(*each) for each in announced]
+            host.reads(proxy_checks, read_announced=lambda endpoints=endpoints: endpoints)
+            assert [finding.problem for finding in proxy_checks.listeners(host.host)] == [problem]

@@ -71,11 +71,11 @@ def test_each_host_names_tests_that_exist() -> None:
         assert _names_tests_that_exist(row.split(" | ")[-1]), row
 
 
-_TESTS = {"A": "adversary", "G": "guest", "I": "integration", "U": "unit"}
+_TESTS = {"A": "adversary", "G": "guest", "I": "integration", "S": "simulation", "U": "unit"}
 
 
 def _names_tests_that_exist(text: str) -> bool:
-    named = re.findall(r"`([AGIU])/(\w+\.py)::(test_\w+)`", text)
+    named = re.findall(r"`([AGISU])/(\w+\.py)::(test_\w+)`", text)
     for kind, file, test in named:
         path = REPOSITORY / "tests" / _TESTS[kind] / file
         assert f"\ndef {test}(" in path.read_text(encoding="utf-8"), f"{path}::{test}"
@@ -219,7 +219,7 @@ REPLACED: Final = (
     _Replaced(r"audit(s|ed|ing)?(?!=)", "full reconcile, or the kernel list", elsewhere=r"^CHANGELOG\.md$"),
     _Replaced(r"former", "previous"),
     _Replaced(r"kernel view", "kernel list"),
-    _Replaced(r"in(to)? force", "applied", near=r"config|reload|valid|\bfiles?\b|sighup"),
+    _Replaced(r"in(to)? force", "applied, or present", near=r"\bconfiguration\b"),
 )
 
 

@@ -1,7 +1,8 @@
-"""Replays the corpus of the fuzzers (tests/fuzz/fuzz_options.py and fuzz_tracker.py)."""
+"""Replays the corpus of the fuzzers (tests/fuzz/fuzz_options.py and fuzz_tracker.py), and what is nearly right."""
 
 from pathlib import Path
 
+import mutated_bytes
 import options_target
 import pytest
 import tracker_target
@@ -19,3 +20,11 @@ def test_corpus_of_options_is_decoded_consistently(file: Path) -> None:
 @pytest.mark.parametrize("file", TRACKER, ids=lambda file: file.name)
 def test_corpus_of_segments_leaves_the_table_consistent(file: Path) -> None:
     tracker_target.check(file.read_bytes())
+
+
+def test_options_that_are_nearly_right_are_decoded_consistently() -> None:
+    mutated_bytes.check(options_target.check, [file.read_bytes() for file in OPTIONS])
+
+
+def test_segments_that_are_nearly_right_leave_the_table_consistent() -> None:
+    mutated_bytes.check(tracker_target.check, [file.read_bytes() for file in TRACKER])

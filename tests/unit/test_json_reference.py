@@ -5,32 +5,40 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
 from inspect import signature
 from io import StringIO
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
+from zoneinfo import ZoneInfo
 
 import pytest
+import yaml
 from examples import ETHERNET, WIFI, connection, ends, subflow
 from loops import LoopOnModels
+from policy_server import PolicyServer
 from setup_facts import HOST
 from worlds import configuration
 
 from mptcp_lab.watched_page import write_config
 from mptcp_sniffer.sniffer import Sniffer
-from mptcp_throttle.cli import doctor, main, parser, setup_commands
+from mptcp_throttle.cli import doctor, fleet_commands, main, parser, setup_commands
 from mptcp_throttle.cli.doctor import service_checks
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.features import FeatureName
-from mptcp_throttle.model import Budget, Counting, Every, Per, RateKind, Stage, Token
+from mptcp_throttle.model import Ailment, Budget, Counting, Every, Health, Per, RateKind, Stage, Token, Window
+from mptcp_throttle.policy_bundle.bundle import PolicyVersion
+from mptcp_throttle.policy_bundle.published import Announcement, PublishedPolicies
+from mptcp_throttle.policy_bundle.signature import PrivateKey
 from mptcp_throttle.rpc import Json, RpcServer
 from mptcp_throttle.rpc.wire import encode_connection
 from mptcp_throttle.units import Rate
+from mptcp_throttle.when import When
 from mptcp_throttled.accounting.accounts import Accounts, NetworkAccounts
-from mptcp_throttled.accounting.control_group import ComparedGroups, GroupSums
+from mptcp_throttled.accounting.control_group import ComparedGroups, DaySums, GroupSums
 from mptcp_throttled.accounting.history import Account, History, Kind
 from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.answers.api import Api
@@ -38,10 +46,13 @@ from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.inbox import Inbox, Message
 from mptcp_throttled.control.requests import Request, T
 from mptcp_throttled.control.running_config import RunningConfig
+from mptcp_throttled.control.simulation import simulate
+from mptcp_throttled.control.trace import Row
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Clock, Now
 from mptcp_throttled.vocabulary.control_group import EndedConnection
 from mptcp_throttled.vocabulary.counters import DiscardCounters, ProgramCounters, SteeringCounters, UplinkCounters
+from mptcp_throttled.vocabulary.fleet import FleetState, KnownProxy, LeaseState, Load
 from mptcp_throttled.vocabulary.traffic import Traffic
 
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -71,6 +82,10 @@ COMMANDS: Final = {
     "pause": ["pause", "--for", "5m"],
     "resume": ["resume"],
     "reload": ["reload"],
+    "fleet new-key": ["fleet", "new-key", "NEW"],
+    "fleet publish": ["fleet", "publish", "--key", "KEY", "--number", "2"],
+    "fleet status": ["fleet", "status"],
+    "fleet forget": ["fleet", "forget", "proxy-1"],
     "setup": ["setup", "--dry-run"],
     "setup networks": ["setup", "networks", "--for", "1ms"],
 }
@@ -79,7 +94,12 @@ COMMANDS: Final = {
 BUDGET: Final = Budget(
     10**9, Per.CLIENT, Counting.BOTH, Every.MONTH, 1, 0.8, (Stage(1.0, {RateKind.CAP: Rate.parse("256kbit")}),)
 )
-NETWORKS: Final = (WIFI, replace(ETHERNET, budgets=(BUDGET,)))
+TODAY: Final = "2023-11-14"
+"""The day of the models' clock."""
+AUTUMN: Final = 1792796400.0
+"""In the week in which clocks change, of 2026."""
+SCHEDULE: Final = (Window(When.parse("01:00-06:00"), {}, counts=False),)
+NETWORKS: Final = (WIFI, replace(ETHERNET, budgets=(BUDGET,), healthy=Health(loss=0.05), schedule=SCHEDULE))
 
 
 def described_keys() -> dict[str, dict[str, str]]:
@@ -120,8 +140,14 @@ class DirectInbox(Inbox):
 def view_of(running: LoopOnModels) -> View:
     """The snapshot of a loop, and what was observed."""
     enforcement = Enforcement(rates={ends("10.1.0.1"): 125_000.0})
-    accounts = {"wifi": NetworkAccounts(Traffic(sent=1))}
-    return View(running.loop.snapshot, enforcement, accounts, Now.of(running.clock), compared_groups())
+    accounts, groups = {"wifi": NetworkAccounts(Traffic(sent=1))}, compared_groups()
+    by_day = {TODAY: DaySums(*groups[1:])}
+    now = Now.of(running.clock)
+    proxies = {"proxy-1": KnownProxy(now.monotonic, "1.0.0", Load(8, 8, 1, 1))}
+    fleet = FleetState("proxy-1", "valkey:6379", "OOM", now.monotonic, proxies, 1, "has a bad total")
+    return View(
+        running.loop.snapshot, enforcement, accounts, now, groups, by_day=by_day, fleet=fleet, leases=LeaseState()
+    )
 
 
 def compared_groups() -> ComparedGroups:
@@ -135,13 +161,16 @@ def compared_groups() -> ComparedGroups:
 
 def api_on_models(directory: Path) -> Api:
     running = LoopOnModels(directory, NETWORKS)
+    running.kernel.sick[ends("10.1.0.1")] = Ailment.LOSS
     running.show(*CONNECTIONS)
     history, now = History(directory / "history.sqlite", "boot"), Clock().time()
     history.add(now, [(Account(Kind.NETWORK, "wifi"), Traffic(sent=1))])
+    history.add(now, [(Account(Kind.CLIENT, "10.1.0.1"), Traffic(sent=1, held_back_ms=5))])
     history.flush(now, 0.0, {})
-    accounts = Accounts(history, Ledger({}, lambda: True), Clock())
+    accounts = Accounts(history, Ledger({}, lambda: True, is_shared=True), Clock())
     accounts.look({}, running.loop.snapshot, {})
-    config, reports = RunningConfig(configuration(NETWORKS), now), (running.loop.recent_decisions, running.loop.events)
+    zoned = replace(configuration(NETWORKS), time_zone=ZoneInfo("Europe/Berlin"))
+    config, reports = RunningConfig(zoned, now), (running.loop.recent_decisions, running.loop.events)
     inbox, load = DirectInbox(running), partial(configuration, NETWORKS)
     return Api(config, inbox, lambda: view_of(running), history, accounts, *reports, load)
 
@@ -168,20 +197,65 @@ def serving(directory: Path, api: Api) -> Iterator[str]:
             server.close()
 
 
+def published_on_a_model() -> PublishedPolicies:
+    """A server with a proxy, and a policy that nobody has signed."""
+    published = PublishedPolicies(PolicyServer().ask, "europe")
+    published.add(1, b"")
+    published.announce("proxy-1", Announcement(1, "ab12", 1.79e9, "x", 1.79e9))
+    return published
+
+
+def add_fleet(config: Path, key_file: Path) -> None:
+    """A fleet in the configuration, for which the new key may publish."""
+    key = PrivateKey.new()
+    key.write(key_file)
+    section = {"url": "valkey://localhost", "name": "office", "share_clients": True}
+    policy = {"fleet": "europe", "keys": [str(key.public)]}
+    document = {**yaml.safe_load(config.read_text(encoding="utf-8")), "fleet": {**section, "policy": policy}}
+    config.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+
+def unprinted(api: Api) -> dict[str, Json]:
+    """The answers to requests that no command makes."""
+    api.set_rate("ethernet", "uplink", "limit", "2mbit", 60.0)
+    overrides = api.overrides("ethernet")
+    api.reset_rate("ethernet")
+    return {
+        "overrides": overrides,
+        "decisions": api.decisions(10),
+        "clients": api.clients(10),
+        "client on all networks": api.client("10.1.0.1"),
+        "week": api.week(AUTUMN),
+        "savings": api.savings(),
+        "waiting": api.waiting(),
+    }
+
+
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
-    """What each command prints; and the answer to `decisions`, which no command prints."""
+    """What each command prints, and answers that no command prints."""
     directory = tmp_path_factory.mktemp("services")
     api = api_on_models(directory)
-    printed: dict[str, Json] = {"decisions": {"format": 1, **api.decisions(10)}}
+    policy = PolicyVersion(7, "ab12", 1_790_000_000, "alice")
+    api.policy = lambda: {
+        "fleet": "europe",
+        "in_use": {**asdict(policy), "adopted_at": 1.79e9},
+        "problem": "x",
+        "away": "y",
+    }
+    server = published_on_a_model()
+    files = {"NEW": str(directory / "new.key"), "KEY": str(directory / "policy.key")}
+    printed = {name: {"format": 1, **answer} for name, answer in unprinted(api).items()}
     with pytest.MonkeyPatch.context() as patch, serving(directory, api) as config:
         patch.setattr(doctor, "CHECKS", (service_checks.sniffer, service_checks.daemon))
         patch.setattr(setup_commands, "_CHECKS", ())
         patch.setattr(setup_commands, "require_capabilities", lambda **_: None)
         patch.setattr(setup_commands, "collect_facts", lambda: HOST)
+        patch.setattr(fleet_commands, "_published", lambda *_, **__: nullcontext(server))
+        add_fleet(Path(config), Path(files["KEY"]))
         for name, arguments in COMMANDS.items():
             with redirect_stdout(StringIO()) as output:
-                main(["--config", config, *arguments, "--json"])
+                main(["--config", config, *(files.get(each, each) for each in arguments), "--json"])
             printed[name] = json.loads(output.getvalue().splitlines()[0] if name == "events" else output.getvalue())
     return printed
 
@@ -269,6 +343,16 @@ def of_counters(comparison: Comparison) -> None:
     comparison.of_object(dict.fromkeys(of_sniffer, 0), ("counters of the sniffer", ""))
 
 
+def of_simulation(comparison: Comparison) -> None:
+    """A program of its own answers, so that it is not among the commands."""
+    client, networks = ip_address("10.1.0.1"), (WIFI, replace(ETHERNET, overflow=Rate(10_000_000)))
+    rates = {"wifi": 3e6, "ethernet": 1e6}
+    rows = [Row(at, client, name, rate, None) for at in range(1, 9) for name, rate in rates.items()]
+    document = simulate(configuration(networks), rows)
+    assert document["clients"][0]["changes"]
+    comparison.of_object(document, ("check-config --simulate", ""))
+
+
 def with_complete_networks(top: Json) -> Json:
     """The document with the keys that the last network, which has no name, does not have."""
     *networks, without_name = top["networks"]
@@ -285,6 +369,7 @@ def test_each_object_has_the_keys_and_types_that_are_described(documents: Mappin
         heading = headings.get(name.split(" ")[0], name)
         comparison.of_object(with_complete_networks(found) if name == "top" else found, (heading, ""))
     of_counters(comparison)
+    of_simulation(comparison)
     assert comparison.seen == {(heading, path) for heading, paths in KEYS.items() for path in paths}
 
 

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,15 +27,19 @@ MAY_IMPORT_IN_DAEMON: Final = {
     "vocabulary": set[str](),
     "reporting": {"vocabulary"},
     "policy": {"vocabulary"},
+    "fleet": {"vocabulary"},
     "accounting": {"vocabulary", "reporting"},
     "kernel": {"vocabulary"},
     "plan": {"vocabulary"},
     "enforcing": {"vocabulary", "plan"},
-    "observing": {"vocabulary", "reporting", "accounting", "kernel"},
+    "observing": {"vocabulary", "reporting", "policy", "accounting", "kernel"},
     "control": {"vocabulary", "reporting", "policy", "plan", "enforcing"},
     "answers": {"vocabulary", "reporting", "policy", "accounting", "kernel", "enforcing", "observing", "control"},
-    "lifecycle": {"vocabulary", "reporting", "accounting", "kernel", "enforcing", "observing", "control", "answers"},
-    "main": {"lifecycle"},
+    "lifecycle": {
+        *("vocabulary", "reporting", "fleet", "accounting", "kernel"),
+        *("enforcing", "observing", "control", "answers"),
+    },
+    "main": {"lifecycle", "control"},
 }
 """By the parts of the daemon, the lowest first: a part imports from itself, and from each of these."""
 
@@ -102,6 +108,13 @@ def test_parts_of_the_daemon_import_what_is_named_and_below_them() -> None:
         names = {name.split(".")[1] for name in _imported(module) if name.startswith("mptcp_throttled.")}
         used.setdefault(part, set()).update(names - {part})
     assert used == {**MAY_IMPORT_IN_DAEMON, "__init__": set()}
+
+
+def test_proxy_alone_imports_nothing_of_fleets() -> None:
+    code = "import sys, mptcp_throttled.lifecycle.serve as _; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "mptcp_throttled.lifecycle.daemon" in loaded
+    assert not {"mptcp_throttle.valkey.connection", "mptcp_throttled.fleet"} & {*loaded}
 
 
 def test_imports_of_setup_know_no_command_line() -> None:

@@ -12,7 +12,12 @@ from mptcp_throttle.programs import ProgramFailed
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.setup import collect_facts
 from mptcp_throttle.setup.host_facts import Translation
-from mptcp_throttle.setup.nat_rules import nft_translations, saved_translations
+from mptcp_throttle.setup.nat_rules import (
+    nft_interceptions,
+    nft_translations,
+    saved_interceptions,
+    saved_translations,
+)
 
 OWN: Final = {ip_address("10.3.0.2"), ip_address("fd00:3::2")}
 PORT_8080: Final = Ports.of([8080])
@@ -187,3 +192,38 @@ def test_rules_whose_programs_are_missing_or_fail_are_not_known(monkeypatch: pyt
     for output_of in (lambda *_: None, fail):
         monkeypatch.setattr(collect_facts, "output_of", output_of)
         assert list(collect_facts._translations(dict(collect_facts._saved_rules()), OWN)) == []
+    with pytest.raises(ProgramFailed):
+        collect_facts.read_interceptions()
+
+
+@pytest.mark.parametrize("printed", [None, "", "Error: syntax error", "["])
+def test_rules_that_nft_does_not_list_as_json_are_not_known(
+    monkeypatch: pytest.MonkeyPatch, printed: str | None
+) -> None:
+    monkeypatch.setattr(collect_facts, "output_of", lambda *_: printed)
+    assert collect_facts.read_interceptions() == ()
+    assert list(collect_facts._translations({}, OWN)) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "port"),
+    [("TPROXY --on-port 3129 --on-ip 0.0.0.0 --tproxy-mark 0x1/0x1", 3129), ("TPROXY --on-port 8080", 8080)],
+)
+def test_tproxy_of_iptables_gives_connections_to_a_port(target: str, port: int) -> None:
+    rules = ("PREROUTING -p tcp -j PROXY", f"PROXY -d 198.51.100.0/24 -p tcp -m tcp --dport 8080 -j {target}")
+    lines = ["*mangle", *(f"-A {rule}" for rule in rules), "COMMIT", ""]
+    (found,) = saved_interceptions("\n".join(lines), "iptables-legacy-save")
+    assert found == Translation("PROXY of table mangle (iptables-legacy)", PORT_8080, None, port)
+    assert list(saved_translations("\n".join(lines), "iptables-legacy-save", OWN)) == []
+
+
+@pytest.mark.parametrize(("to", "port"), [({"port": 3129}, 3129), ({"addr": "127.0.0.1"}, None)])
+def test_tproxy_of_nftables_gives_connections_to_a_port(to: Json, port: int | None) -> None:
+    table = {"family": "inet", "table": "t"}
+    rule = {"rule": {**table, "chain": "pre", "expr": [match(DPORT, 8080), {"tproxy": to}, {"accept": None}]}}
+    chain = {"chain": {**table, "name": "pre", "type": "filter", "hook": "prerouting", "prio": -150}}
+    assert list(nft_interceptions({"nftables": [chain, rule]})) == [
+        Translation("pre of table inet t", PORT_8080, None, port)
+    ]
+    chain["chain"]["hook"] = "forward"
+    assert list(nft_interceptions({"nftables": [chain, rule]})) == []

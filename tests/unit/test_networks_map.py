@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from ipaddress import ip_network
 
 from examples import ETHERNET, WIFI
 
 from mptcp_throttle.linux.c_layout import unpack
 from mptcp_throttle.linux.libbpf import BpfMap
-from mptcp_throttle.model import Health, RateKind
+from mptcp_throttle.model import Budget, Counting, Devices, Every, Health, NamedClient, Per, RateKind, Stage
 from mptcp_throttle.proxies import ONE_PROXY
 from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import program_layout
@@ -75,6 +76,16 @@ def test_rates_beyond_32_bits_are_the_largest_of_32_bits() -> None:
     network = replace(ETHERNET.with_rates({RateKind.CAP: fast}), healthy=Health(rate=fast))
     values = [unpack(program_layout.Network, value) for value in pack_networks((network,), ONE_PROXY).values()]
     assert {(value.pace, value.min_rate) for value in values} == {(0, 0), (2**32 - 2, 2**32 - 1)}
+
+
+def test_network_whose_devices_have_budgets_is_counted() -> None:
+    stages = (Stage(1.0, {RateKind.CAP: Rate.parse("64kbit")}),)
+    budget = Budget(10**9, Per.CLIENT, Counting.BOTH, Every.DAY, 0, None, stages, networks=("ethernet",))
+    phone = NamedClient("phone", (ip_network("10.1.0.2/32"),), budgets=(budget,))
+    network = replace(ETHERNET, devices=Devices((phone,)))
+    values = [unpack(program_layout.Network, value) for value in pack_networks((network,), ONE_PROXY).values()]
+    of_network = [value for value in values if value.preference == network.preference]
+    assert {(value.has_budgets, value.may_be_narrowed) for value in of_network} == {(1, 1)}
 
 
 def test_client_with_rates_of_its_own_is_not_taken_for_its_network() -> None:

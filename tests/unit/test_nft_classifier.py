@@ -43,6 +43,20 @@ def test_map_is_altered_while_it_has_an_element_that_is_not_ours(elements: list[
     assert classifier.read()[4] == AssignmentState({ONE: 0xD32})
 
 
+def test_element_that_a_changing_map_has_listed_twice_is_read_again(elements: list[bytes]) -> None:
+    classifier = NftClassifier()
+    old, new = encode_map_element(ONE, 2), encode_map_element(ONE, 3)
+    for left in (old, new):
+        elements[:] = [old, new]
+        assert classifier.read()[4].altered
+        elements[:] = [left]
+        assert classifier.read()[4] == AssignmentState({ONE: 2 if left is old else 3})
+    elements[:] = [old, new]
+    classifier.read()
+    elements[:] = []
+    assert classifier.read()[4] == AssignmentState({})
+
+
 @pytest.mark.usefixtures("elements")
 def test_assignments_cannot_be_changed_by_their_reader() -> None:
     classifier = NftClassifier()

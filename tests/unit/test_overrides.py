@@ -12,7 +12,8 @@ from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
 from mptcp_throttled.control.operator_state import objection
 from mptcp_throttled.control.requests import requested_override
-from mptcp_throttled.policy.terms import CurrentTerms, terms_of
+from mptcp_throttled.policy.current_terms import CurrentTerms
+from mptcp_throttled.policy.terms import terms_of
 from mptcp_throttled.vocabulary.operator import Override
 from mptcp_throttled.vocabulary.terms import Facts, RuleName, Term
 
@@ -119,8 +120,10 @@ def test_set_rate_arguments_become_an_override() -> None:
         ("client", "fe80::1%eth0", "client: 'fe80::1%eth0': has a zone (%eth0), and packets never have one; allowed: "),
         *(
             ("seconds", value, f"seconds: {value!r}: allowed: a number above 0, up to 315360000; or null")
-            for value in (-5, 0, 315360001, math.nan, math.inf, True, "5", [5])
+            for value in (-5, 0, 315360001, math.nan, math.inf, "5", [5])
         ),
+        ("seconds", True, "seconds: true: allowed: a number above 0, up to 315360000; or null"),
+        ("network", None, "network: null: allowed: the name of an access network"),
     ],
 )
 def test_set_rate_refusal_names_the_argument(argument: str, value: Json, line: str) -> None:

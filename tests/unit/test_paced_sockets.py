@@ -43,7 +43,7 @@ class Program:
     attached: list[Program]
     links = itertools.count(1)
 
-    def __init__(self, _ports: object, _steered: object = None, _control_group: object = None) -> None:
+    def __init__(self, _ports: object, *_maps_and_group: object) -> None:
         if self.refused is not None:
             raise KernelError("load throttle.bpf.o", self.refused)
         self.link: int | None = None

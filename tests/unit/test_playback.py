@@ -1,4 +1,4 @@
-"""How the player of `benchmarks/video` adapts its bitrate, and when it stalls."""
+"""How the player of a video adapts its bitrate, and when it stalls."""
 
 import pytest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
-from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore, differences, request_for
+from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore, differences, request_for, tree_of
 from mptcp_throttled.kernel.tc import Qdisc
 
 RECORDED = SavedQdiscs((Qdisc("pfifo", 0x50000, 0xFFFFFFFF, bytes(4)),), restoring=True)
@@ -44,8 +44,28 @@ def test_saved_qdisc_load_ignores_a_malformed_record(tmp_path: Path, text: str) 
     assert SavedQdiscStore(tmp_path).load(2) is None
 
 
+@pytest.mark.parametrize(
+    "impossible",
+    [RECORDED.qdiscs[0]._replace(**field) for field in ({"kind": "\ud800"}, {"handle": 2**32}, {"parent": -1})],
+)
+def test_saved_qdisc_load_ignores_a_record_that_cannot_be_added(tmp_path: Path, impossible: Qdisc) -> None:
+    records = SavedQdiscStore(tmp_path)
+    records.write(2, SavedQdiscs((impossible,)))
+    assert records.load(2) is None
+
+
 MQ = Qdisc("mq", 0x10000, 0xFFFFFFFF, None)
 LEAVES = tuple(Qdisc("pfifo", number << 16, 0x10000 + number, bytes(400)) for number in range(2, 66))
+
+
+def test_qdisc_that_is_listed_below_itself_is_in_the_tree_once() -> None:
+    root, below = Qdisc("htb", 0x10000, 0xFFFFFFFF, None), Qdisc("prio", 0x10000, 0x10001, None)
+    assert tree_of([root, below]) == (root, below)
+
+
+def test_times_of_another_length_are_left_as_they_were_saved() -> None:
+    saved = Qdisc("pie", 0x10000, 0xFFFFFFFF, attribute(1, b"12"))
+    assert request_for(saved) == saved
 
 
 def test_qdiscs_in_another_order_do_not_differ() -> None:

@@ -32,7 +32,7 @@ def test_ports_are_where_the_kernel_has_them() -> None:
 
 
 def test_prefixes_of_both_families_share_one_tree() -> None:
-    keys = [networks_map._prefix(2, subnet).hex() for subnet in ETHERNET.subnets]
+    keys = [networks_map.packed_prefix(2, subnet).hex() for subnet in ETHERNET.subnets]
     assert keys == [
         "90000000" + "02000000" + "00" * 10 + "ffff" + "0a010000",
         "40000000" + "02000000" + "fd000001" + "00" * 12,

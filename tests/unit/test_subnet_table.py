@@ -22,7 +22,7 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.kernel import program_layout
 from mptcp_throttled.kernel.networks_map import _network, pack_networks
 from mptcp_throttled.kernel.program_layout import mapped
-from mptcp_throttled.policy.client_networks import client_networks
+from mptcp_throttled.policy.client_networks import ClientNetworks
 from mptcp_throttled.vocabulary.kernel_plan import payload_pace
 from mptcp_throttled.vocabulary.locator import Locator, Locators
 from mptcp_throttled.vocabulary.terms import Term
@@ -179,7 +179,7 @@ def test_map_has_the_pace_of_a_client_for_its_addresses_alone(
     client = prefix.first(around.network_address)
     cap, own = lte.rates[RateKind.CAP], Rate.parse("2mbit")
     terms = {("lte", client): {RateKind.CAP: Term(own), RateKind.LIMIT: Term(None)}}
-    packed = (*networks, *client_networks(networks, terms, TWO_PROXIES))
+    packed = (*networks, *ClientNetworks(TWO_PROXIES).of(networks, terms))
     for address, (number, proxy) in product(addresses, enumerate(TWO_PROXIES.by_name, 1)):
         locate = Locator(networks_of(proxy, networks))
         network = locate(address)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from config_files import write_config
 
-from mptcp_throttle.config import load, subnets
+from mptcp_throttle.config import network_files, subnets
 from mptcp_throttle.config.changes import changes
 from mptcp_throttle.config.load import config_paths, load_config
 from mptcp_throttle.config.subnets import read_subnets
@@ -127,7 +127,7 @@ def test_same_subnets_in_two_files_are_a_bounded_report(tmp_path: Path) -> None:
 
 
 def test_subnets_of_all_networks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_MOST_SUBNETS", 3001)
+    monkeypatch.setattr(network_files, "MOST_SUBNETS", 3001)
     (refusal,) = problems(configuration(tmp_path))
     assert refusal.endswith("networks.d: 3002 subnets in all networks together; allowed: up to 3001")
 

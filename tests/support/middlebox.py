@@ -1,0 +1,44 @@
+"""A middlebox between an access network and the proxy: the router removes MPTCP options from what it forwards."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from mptcp_lab.topology import AccessLink, Lab
+
+
+class SentBy(StrEnum):
+    """Who has sent a segment; the value is what nft(8) calls the router's port to the access network."""
+
+    CLIENT = "iifname"
+    PROXY = "oifname"
+
+
+# A statement replaces one option (net/netfilter/nft_exthdr.c, nft_exthdr_tcp_strip_eval); a segment has up to two.
+_STRIP: Final = ("reset tcp option mptcp",) * 2
+_CHAIN: Final = (
+    "add table inet middlebox",
+    "add chain inet middlebox forward { type filter hook forward priority 0; }",
+)
+
+
+@contextmanager
+def stripping(
+    lab: Lab, link: AccessLink, senders: Collection[SentBy] = tuple(SentBy), which: str = ""
+) -> Iterator[None]:
+    """Inside the block, segments over that access network, those that `which` selects in nft(8)'s words, have none."""
+    rules = (
+        f"add rule inet middlebox forward {sender} {link.network} {which} {strip}"
+        for sender in senders
+        for strip in _STRIP
+    )
+    lab.router.run("nft", "\n".join((*_CHAIN, *rules)))
+    try:
+        yield
+    finally:
+        lab.router.run("nft", "delete", "table", "inet", "middlebox")
