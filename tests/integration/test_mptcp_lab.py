@@ -102,8 +102,9 @@ def test_lab_run_leaves_figures_samples_and_a_report(tmp_path: Path) -> None:
 
     assert lab("report", out)[0] == 0
     report = (out / "report.md").read_text()
-    row = r"  \* Ours: both \S+ \(seed 10, the link's\) Mb/s; payload \S+ Mb/s\."
-    assert re.search(row, report)
+    # Of `both` the report also says how it compares with the seed's 10, which depends on the machine's load.
+    compared = r"([≈≠] 10|\(seed 10, the link's\))"
+    assert re.search(rf"^  \* Ours: both \S+ {compared} Mb/s; payload \S+ Mb/s\.$", report, re.MULTILINE), report
     assert re.search(r"^\* \S+/small: .* `lab/mptcp-lab run \S+ --kernel native --repeat 1`", report, re.MULTILINE)
     assert "both links are used: both / 10 ≥ 0.7" in report
 
