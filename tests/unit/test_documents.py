@@ -1,5 +1,6 @@
 """Documents say what the programs do, in the words of the glossary; figures name the commit they were measured at."""
 
+import csv
 import re
 import shlex
 import shutil
@@ -21,6 +22,7 @@ from mptcp_throttle.errors import EXIT_STATUSES
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS: Final = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
+PERFORMANCE: Final = REPOSITORY / "docs/performance.md"
 MEASURED: Final = REPOSITORY / "lab/measured/performance"
 COMMIT: Final = re.compile(r"(?:(?<=at )|(?<=# )|\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9]))[0-9a-f]{7}\b")
 """Also one of digits alone, where it says what it is."""
@@ -158,7 +160,7 @@ def test_glossary_defines_each_term_once() -> None:
 
 
 def test_performance_names_the_commit_of_each_figure() -> None:
-    document = (REPOSITORY / "docs/performance.md").read_text(encoding="utf-8")
+    document = PERFORMANCE.read_text(encoding="utf-8")
     assert len(document.splitlines()) <= 160
     sections = [text for text in re.split(r"^##+ ", document, flags=re.MULTILINE) if "\n|---" in text]
     assert len(sections) > 5
@@ -168,18 +170,28 @@ def test_performance_names_the_commit_of_each_figure() -> None:
     tables = {path.name: path.read_text(encoding="utf-8") for path in MEASURED.iterdir()}
     assert {*re.findall(r"\]\(\.\./lab/measured/performance/([^)]*)\)", document)} == {*tables}
     assert not [name for name, text in tables.items() if not COMMIT.search(text)]
+
+
+def test_named_commits_are_in_the_history_or_listed_as_lost() -> None:
     if not (REPOSITORY / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git checkout: the commits cannot be looked up")
     git = ["git", "-c", f"safe.directory={REPOSITORY}", "-C", str(REPOSITORY)]
     shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], stdout=subprocess.PIPE, check=True)
     if shallow.stdout.strip() == b"true":
         pytest.skip("a shallow clone: earlier commits are not in it")
-    commits = set(COMMIT.findall("\n".join([document, *tables.values()])))
-    for path in DOCUMENTS:
-        commits.update(re.findall(r"[Mm]easured at ([0-9a-f]{7})\b", path.read_text(encoding="utf-8")))
-    for commit in sorted(commits):
-        in_history = subprocess.run([*git, "merge-base", "--is-ancestor", commit, "HEAD"], check=False)
-        assert in_history.returncode == 0, f"{commit} is not in the history of this commit"
+    performance, others = (
+        "\n".join(path.read_text(encoding="utf-8") for path in paths)
+        for paths in ([PERFORMANCE, *MEASURED.iterdir()], [path for path in DOCUMENTS if path != PERFORMANCE])
+    )
+    ((listed, names),) = re.findall(r"^(Lost commits, .*: (.*))\.$", performance, re.MULTILINE)
+    lost, performance = set(names.split(", ")), performance.replace(listed, "")
+    commits = set(COMMIT.findall(performance)) | set(re.findall(r"[Mm]easured at ([0-9a-f]{7})\b", others))
+    for path in MEASURED.parent.glob("*.csv"):
+        commits.update(row["commit"] for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    assert not [commit for commit in lost - commits if commit not in others]
+    for commit in sorted(commits | lost):
+        found = subprocess.run([*git, "merge-base", "--is-ancestor", commit, "HEAD"], capture_output=True, check=False)
+        assert (found.returncode != 0) == (commit in lost), f"{commit} is not in the history, or is listed as lost"
 
 
 class _Replaced(NamedTuple):
