@@ -106,7 +106,7 @@ class ModelDaemon:
             comparison.note,
             NO_CONTROL_GROUP,
             lambda: self.ledger.spent,
-            lambda: self.observer.overflow.lacking_at(clock.monotonic()),
+            lambda: self.observer.overflow.shortfalls_at(clock.monotonic()),
         )
         charging = Charging(None, self.accounts, self.loop, config.proxies, clock)
         self.observer = Observer(

@@ -35,7 +35,7 @@ from mptcp_throttled.enforcing.keeper import Keeper
 from mptcp_throttled.enforcing.reconciler import Reconciler
 from mptcp_throttled.enforcing.retries import Retries
 from mptcp_throttled.enforcing.uplinks import UplinkReconciler
-from mptcp_throttled.policy import decisions, lacking
+from mptcp_throttled.policy import decisions, shortfall
 from mptcp_throttled.policy import terms as policy_terms
 from mptcp_throttled.policy.decide import decide
 from mptcp_throttled.policy.decisions import DecisionTable
@@ -265,7 +265,7 @@ def _overflow_raises_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def _overflow_never_ends(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lacking, "_FALL_SECONDS", float("inf"))
+    patch.setattr(shortfall, "_FALL_SECONDS", float("inf"))
 
 
 def _overflow_exceeds_budgets(patch: pytest.MonkeyPatch) -> None:

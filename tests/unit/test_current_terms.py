@@ -44,7 +44,7 @@ ENDS: Final = st.sampled_from([None, 30.0, 60.0])
 SPENT: Final = st.dictionaries(
     st.sampled_from([None, *CLIENTS]), ENDS.map(lambda end: (Reached(BUDGET, 1, end),)), max_size=4
 )
-LACKING: Final = st.dictionaries(st.sampled_from(CLIENTS), st.sampled_from([Rate(5_000_000), Rate(7_000_000)]))
+SHORTFALLS: Final = st.dictionaries(st.sampled_from(CLIENTS), st.sampled_from([Rate(5_000_000), Rate(7_000_000)]))
 OVERRIDES: Final = st.lists(
     st.builds(
         Override,
@@ -62,7 +62,7 @@ FACTS: Final = st.builds(
     OVERRIDES,
     st.sampled_from([WallClock(), WallClock(7 * 3600 + 3590.0)]),
     SPENT.map(lambda each: {"ethernet": each}),
-    LACKING.map(lambda each: {"ethernet": each}),
+    SHORTFALLS.map(lambda each: {"ethernet": each}),
 )
 
 
@@ -150,9 +150,9 @@ def test_clients_without_place_have_the_rates_of_their_network() -> None:
     subnets = 2 * sum(len(network.subnets) for network in NETWORKS)
     current = CurrentTerms(proxies, subnets + 2 * 4)
     by_hand = Override("ethernet", RateKind.CAP, Rate(3_000_000), None, CLIENTS[4])
-    lacking = {"ethernet": dict.fromkeys(CLIENTS[:2], Rate(7_000_000))}
+    shortfalls = {"ethernet": dict.fromkeys(CLIENTS[:2], Rate(7_000_000))}
     spent: Spent = {"ethernet": {CLIENTS[3]: (Reached(BUDGET, 1, None),)}}
-    facts = Facts((by_hand,), spent=spent, lacking=lacking)
+    facts = Facts((by_hand,), spent=spent, shortfalls=shortfalls)
     networks = tuple(replace(network, burst=10**6) for network in NETWORKS)
     terms = current.update(networks, 0.0, facts)
     assert terms.bursts == dict.fromkeys(("wifi", "ethernet"), 10**6)
@@ -165,5 +165,5 @@ def test_clients_without_place_have_the_rates_of_their_network() -> None:
     assert len(pack_networks(current.effective, proxies)) <= subnets + 2 * 4 + 2
     (error,) = current.errors
     assert error.startswith("ethernet: kernel programs have no place for all clients with rates of their own")
-    current.update(networks, 0.0, facts._replace(lacking={}))
+    current.update(networks, 0.0, facts._replace(shortfalls={}))
     assert current.errors == ()

@@ -66,8 +66,8 @@ def test_own_rate_replaces_that_of_the_network_and_its_schedule() -> None:
 def test_overflow_raises_the_own_cap_of_a_device_up_to_its_own_limit() -> None:
     network = replace(with_device({RateKind.CAP: FIVE, RateKind.LIMIT: Rate(7_000_000)}), overflow=Rate(20_000_000))
 
-    def cap(lacking: int) -> Term:
-        facts = Facts(lacking={"ethernet": {FIRST: Rate(lacking)}})
+    def cap(shortfall: int) -> Term:
+        facts = Facts(shortfalls={"ethernet": {FIRST: Rate(shortfall)}})
         return terms_of((WIFI, network), 0.0, facts).by_client["ethernet", FIRST][RateKind.CAP]
 
     assert [(cap(n).rate, cap(n).rule) for n in (3_000_000, 6_000_000, 9_000_000)] == [
@@ -81,7 +81,7 @@ def test_facts_about_a_device_do_not_concern_others_with_the_same_rates() -> Non
     more = [NamedClient(f"d{n}", (ip_network(f"10.1.1.{n}/32"),), {RateKind.CAP: FIVE}) for n in range(3)]
     network = with_device({RateKind.CAP: FIVE}, ETHERNET, *more)
     override = Override("ethernet", RateKind.CAP, Rate(2_000_000), None, ip_address("10.1.1.1"))
-    present = terms_of((WIFI, network), 0.0, Facts((override,), lacking={"ethernet": {FIRST: FIVE}}))
+    present = terms_of((WIFI, network), 0.0, Facts((override,), shortfalls={"ethernet": {FIRST: FIVE}}))
     assert {str(client): terms[RateKind.CAP].rate for (_, client), terms in present.by_client.items()} == {
         **dict.fromkeys(("10.1.0.2", "10.1.1.0", "10.1.1.2"), FIVE),
         "10.1.1.1": Rate(2_000_000),

@@ -32,10 +32,10 @@ class Told:
     before: Snapshot = field(default_factory=Snapshot)
     now: float = 1000.0
 
-    def when(self, lacking: dict[Address, int], after: float = PAUSE_SECONDS) -> list[Event]:
+    def when(self, shortfalls: dict[Address, int], after: float = PAUSE_SECONDS) -> list[Event]:
         """After so many seconds, in a step in which paths lack this (Mb/s) of the overflow."""
         self.now += after
-        facts = Facts(lacking={"ethernet": {client: Rate(rate * 1_000_000) for client, rate in lacking.items()}})
+        facts = Facts(shortfalls={"ethernet": {client: Rate(rate * 1_000_000) for client, rate in shortfalls.items()}})
         step, self.before = self.before, Snapshot(terms=terms_of(NETWORKS, self.now, facts), facts=facts)
         return self.events.step(step, self.before, self.now)
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from mptcp_throttled.vocabulary.control_group import ControlGroup, EndedConnection
     from mptcp_throttled.vocabulary.decision import Decision, Previous
     from mptcp_throttled.vocabulary.fleet import SharedRates
-    from mptcp_throttled.vocabulary.terms import Lacking, PresentTerms
+    from mptcp_throttled.vocabulary.terms import PresentTerms, Shortfalls
     from mptcp_throttled.vocabulary.traffic import ClosedSubflow
 
 # Between the portions of `DecisionTable`: the rest of the time is for other work.
@@ -86,7 +86,7 @@ class Loop:
     `features` are those of the kernel by name, but for uplinks. `note_closed` is given the subflows that have closed,
     `steering` those that have another cap of downloads, or none; it knows the priorities that clients have asked for.
     `note_ended` is given the connections that have ended while caps were applied. `spent` are the budgets of which a
-    stage is reached, `lacking` what paths lack of an overflow, `shared` what this proxy has of rates of several.
+    stage is reached, `shortfalls` what paths lack of an overflow, `shared` what this proxy has of rates of several.
     `snapshot`, `recent_decisions.latest`, `events` and `note_kernel_change` are for any thread, all else for one.
     """
 
@@ -104,7 +104,7 @@ class Loop:
         note_ended: Callable[[Iterable[EndedConnection]], None],
         control_group: ControlGroup,
         spent: Callable[[], Spent] = dict,
-        lacking: Callable[[], Lacking] = dict,
+        shortfalls: Callable[[], Shortfalls] = dict,
         shared: Callable[[], SharedRates | None] = lambda: None,
     ) -> None:
         self._config = config
@@ -116,7 +116,7 @@ class Loop:
         self._steering = steering
         self._note_ended = note_ended
         self._spent = spent
-        self._lacking = lacking
+        self._shortfalls = shortfalls
         self._shared = shared
         self._epoch_offset = EpochOffset(clock)
         self._terms = CurrentTerms(config.config.proxies)
@@ -187,7 +187,7 @@ class Loop:
         operator = self._operator.current()
         is_paused = operator.pause is not None
         wall_clock = WallClock(self._epoch_offset.seconds, config.time_zone)
-        facts = Facts(operator.overrides, wall_clock, self._spent(), self._lacking(), self._shared())
+        facts = Facts(operator.overrides, wall_clock, self._spent(), self._shortfalls(), self._shared())
         terms = self._terms.update(config.networks, now, facts)
         networks = self._terms.configured
         update = self._source.take()

@@ -1,7 +1,7 @@
 """What an overflow would have done with a recorded trace: the rules of the service, without a kernel.
 
-The trace says what each client carried, not what it would have: while it asked for more, the capped network is taken to
-carry its present cap, else what it carried, up to the cap.
+The trace says what each client carried, not what it would have carried. While it asked for more, the capped network is
+assumed to carry the present cap; otherwise what the trace says, up to the cap.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from mptcp_throttle.model import AccessNetwork, Address, RateKind
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
 from mptcp_throttled.control.trace import Row
-from mptcp_throttled.policy.lacking import MOST_UNSENT_BYTES, Lack, Sample
+from mptcp_throttled.policy.shortfall import MOST_UNSENT_BYTES, Sample, Shortfall
 from mptcp_throttled.policy.terms import rule_input, steps
 from mptcp_throttled.vocabulary.terms import UNLIMITED, Facts, Term, WallClock
 
 _LONGEST_SECONDS: Final = 5.0
-"""Between two rows of a client: after more, what happened meanwhile is not known."""
+"""If more time is between two rows of a client, the rows do not tell what happened in between."""
 
 
 @dataclass(slots=True)
 class _Client:
-    """`overflow_bytes` and `cap_bytes` are what the capped network carries with it, and with the cap alone."""
+    """A client of the trace. The capped network carries `overflow_bytes`; with the cap alone, `cap_bytes`."""
 
-    lack: Lack
+    shortfall: Shortfall
     term: Term
     overflow_bytes: float = 0.0
     cap_bytes: float = 0.0
@@ -97,20 +97,20 @@ def _follow(
         sum(row.sent_bps for row in preferred),
         max(waits, default=0),
     )
-    client = clients.setdefault((network.name, first), _Client(Lack(sample.overflow, at), base))
+    client = clients.setdefault((network.name, first), _Client(Shortfall(sample.overflow, at), base))
     cap = sample.cap if client.term.rate is None else client.term.rate.bits_per_second
     for limit, name in ((cap, "overflow_bytes"), (sample.cap, "cap_bytes")):
-        rate = limit if client.lack.asks(sample) else min(carried, limit)
+        rate = limit if client.shortfall.asks(sample) else min(carried, limit)
         setattr(client, name, getattr(client, name) + rate * seconds / 8)
-    client.lack.follow(sample, seconds, at)
-    term = _cap(config, network, first, at, Rate(client.lack.lacking) if client.lack.lacking else None)
+    client.shortfall.follow(sample, seconds, at)
+    term = _cap(config, network, first, at, Rate(client.shortfall.rate) if client.shortfall.rate else None)
     if term.rate != client.term.rate:
         client.changes.append({"at": at, "cap": None if term.rate is None else str(term.rate), "reason": term.reason})
     client.term = term
 
 
-def _cap(config: Config, network: AccessNetwork, client: Address, at: float, lacking: Rate | None) -> Term:
-    """The cap of a client while its paths lack so much, at `at` in seconds since the epoch."""
-    of_clients = {} if lacking is None else {network.name: {client: lacking}}
-    facts = Facts(wall_clock=WallClock(0.0, config.time_zone), lacking=of_clients)
+def _cap(config: Config, network: AccessNetwork, client: Address, at: float, shortfall: Rate | None) -> Term:
+    """The cap of a client with this shortfall, at `at` in seconds since the epoch."""
+    shortfalls = {} if shortfall is None else {network.name: {client: shortfall}}
+    facts = Facts(wall_clock=WallClock(0.0, config.time_zone), shortfalls=shortfalls)
     return steps(rule_input(network, client, at, facts))[-1].get(RateKind.CAP, UNLIMITED)

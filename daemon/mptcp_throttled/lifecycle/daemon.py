@@ -137,7 +137,7 @@ class Daemon:
             self._note_ended,
             control_group,
             lambda: ledger.spent,
-            lambda: self._observer.overflow.lacking_at(clock.monotonic()),
+            lambda: self._observer.overflow.shortfalls_at(clock.monotonic()),
             lambda: None if self._leases is None else self._leases.book.held,
         )
         counted = kernel.htb.class_bytes, steering.totals, uplinks.acknowledged

@@ -20,7 +20,7 @@ from mptcp_throttled.observing.charging import Charging
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.observing.overflow import Overflow
 from mptcp_throttled.observing.shared_demand import SharedDemand
-from mptcp_throttled.policy.lacking import INTERVAL_SECONDS
+from mptcp_throttled.policy.shortfall import INTERVAL_SECONDS
 from mptcp_throttled.reporting.event_log import EventLog
 from mptcp_throttled.reporting.eventlog import enforcement_event
 from mptcp_throttled.reporting.instruments import count_errors

@@ -1,4 +1,4 @@
-"""Which clients of networks with an `overflow` have capped subflows, and what these and the preferred ones carry."""
+"""Finds the shortfalls of clients: which have capped subflows on a network with an `overflow`, and what these carry."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Final, NamedTuple
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple, RateKind
 from mptcp_throttle.units import Rate
-from mptcp_throttled.policy.lacking import Lack, Sample
+from mptcp_throttled.policy.shortfall import Sample, Shortfall
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.observation import SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
-from mptcp_throttled.vocabulary.terms import UNLIMITED, ClientKey, Lacking
+from mptcp_throttled.vocabulary.terms import UNLIMITED, ClientKey, Shortfalls
 
 _HOLDS_SECONDS: Final = 6.0
-"""Longer than the longest pause between two observations."""
+"""How long a shortfall is valid after an observation: longer than the longest pause between two observations."""
 _FORGET_SECONDS: Final = 10.0
+"""How long a client is followed after its capped subflows have ended."""
 
 
 class _Paths(NamedTuple):
-    """The capped subflows of a client in a network, and those of their connections on more preferred ones.
+    """The `capped` subflows of a client on a network, and the subflows of their connections on `preferred` networks.
 
-    `cap` is the network's, as it is now without an overflow.
+    `cap` is the client's present cap without the overflow.
     """
 
     network: AccessNetwork
@@ -32,23 +33,23 @@ class _Paths(NamedTuple):
 
 
 class Overflow:
-    """Follows the clients of networks with an overflow. For one thread, but `lacking` is for any.
+    """Follows the clients of networks with an overflow. For one thread, but `shortfalls` is for any.
 
-    A client whose capped subflows carry nothing asks for nothing: of thousands, only the others are followed.
+    There may be thousands of clients: one is followed only from when its capped subflows carry something.
     """
 
     def __init__(self) -> None:
-        self._clients: dict[ClientKey, Lack] = {}
+        self._clients: dict[ClientKey, Shortfall] = {}
         self._sent: dict[int, int] = {}
         self._looked_at: float | None = None
         self._seen = Snapshot()
         self._paths: Mapping[ClientKey, _Paths] = {}
-        self.lacking: Lacking = {}
+        self.shortfalls: Shortfalls = {}
 
-    def lacking_at(self, now: float) -> Lacking:
-        """What paths lack, at `now` (monotonic seconds); nothing if that is not known any more."""
+    def shortfalls_at(self, now: float) -> Shortfalls:
+        """The shortfalls, at `now` (monotonic seconds); none if the last observation is too old."""
         looked_at = self._looked_at
-        return self.lacking if looked_at is not None and now - looked_at < _HOLDS_SECONDS else {}
+        return self.shortfalls if looked_at is not None and now - looked_at < _HOLDS_SECONDS else {}
 
     @property
     def followed(self) -> int:
@@ -56,7 +57,7 @@ class Overflow:
         return len(self._clients)
 
     def look(self, at: float, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot) -> bool:
-        """Bring `lacking` up to date with what sockets have sent until `at` (monotonic seconds); whether it changed."""
+        """Update `shortfalls` by what sockets have sent until `at` (monotonic seconds); whether they have changed."""
         if snapshot.problem_of(FeatureName.STEERING) is not None:
             self._clients.clear()
         self._follow(snapshot)
@@ -65,23 +66,23 @@ class Overflow:
         sent: dict[int, int] = {}
         for key, paths in self._paths.items():
             carried = self._added(paths.capped, sockets, sent)
-            lack = self._clients.get(key)
-            if seconds <= 0 or (lack is None and not carried):
+            shortfall = self._clients.get(key)
+            if seconds <= 0 or (shortfall is None and not carried):
                 continue
             sample = _sample(paths, carried, self._added(paths.preferred, sockets, sent), sockets, seconds)
-            if lack is None:
-                # What its preferred paths have delivered is known the next time. Until then, it is all that they shall.
-                lack = self._clients[key] = Lack(sample.overflow, at)
+            if shortfall is None:
+                # The next observation tells what its preferred paths deliver. Until then nothing is lacking.
+                shortfall = self._clients[key] = Shortfall(sample.overflow, at)
                 sample = sample._replace(delivered=sample.overflow)
-            lack.follow(sample, seconds, at)
+            shortfall.follow(sample, seconds, at)
         self._sent = sent
-        for key, lack in list(self._clients.items()):
-            if at - lack.seen > _FORGET_SECONDS or lack.is_idle(at):
+        for key, shortfall in list(self._clients.items()):
+            if at - shortfall.seen > _FORGET_SECONDS or shortfall.is_idle(at):
                 del self._clients[key]
         return self._publish()
 
     def _follow(self, snapshot: Snapshot) -> None:
-        """Find the paths of clients, if another snapshot may have others."""
+        """Find the paths of clients, if they may differ from those of the snapshot before."""
         seen, self._seen = self._seen, snapshot
         same = (
             snapshot.decisions is seen.decisions
@@ -97,7 +98,10 @@ class Overflow:
     def _added(
         self, subflows: Iterable[FourTuple], sockets: Mapping[FourTuple, SocketState], sent: dict[int, int]
     ) -> int:
-        """What these have delivered since the last look, in bytes of payload; `sent` takes what they have in all."""
+        """The bytes of payload that these have delivered since the last observation.
+
+        `sent` is given their totals, by cookie, for the next observation.
+        """
         added = 0
         for ends in subflows:
             socket = sockets.get(ends)
@@ -107,20 +111,20 @@ class Overflow:
         return added
 
     def _publish(self) -> bool:
-        lacking: dict[str, dict[Address, Rate]] = {}
-        for (name, address), client in self._clients.items():
-            if client.lacking:
-                lacking.setdefault(name, {})[address] = Rate(client.lacking)
-        if lacking == self.lacking:
+        shortfalls: dict[str, dict[Address, Rate]] = {}
+        for (name, address), shortfall in self._clients.items():
+            if shortfall.rate:
+                shortfalls.setdefault(name, {})[address] = Rate(shortfall.rate)
+        if shortfalls == self.shortfalls:
             return False
-        self.lacking = lacking
+        self.shortfalls = shortfalls
         return True
 
 
 def _sample(
     paths: _Paths, carried: int, delivered: int, sockets: Mapping[FourTuple, SocketState], seconds: float
 ) -> Sample:
-    """`carried` and `delivered` are what capped and preferred subflows have delivered in these seconds, in bytes."""
+    """`carried` and `delivered` are the bytes that capped and preferred subflows have delivered in these `seconds`."""
     unsent = max((sockets[ends].unsent for ends in paths.preferred if ends in sockets), default=0)
     overflow = 0 if paths.network.overflow is None else paths.network.overflow.bits_per_second
     return Sample(overflow, paths.cap.bits_per_second, 8 * carried / seconds, 8 * delivered / seconds, unsent)
@@ -147,7 +151,7 @@ def _paths(networks: Mapping[str, AccessNetwork], snapshot: Snapshot) -> dict[Cl
 
 
 def _cap_before_overflow(snapshot: Snapshot, network: AccessNetwork, client: Address) -> Rate | None:
-    """Its device's own, if it has one, or else that of the network."""
+    """The cap of the client's device, if that has one; otherwise that of the network."""
     device = network.devices.by_first.get(client)
     if device is not None and RateKind.CAP in device.rates:
         return device.rates[RateKind.CAP]

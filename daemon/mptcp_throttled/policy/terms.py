@@ -89,17 +89,17 @@ class OwnTerms:
         Unless the terms of the network have changed, none has changed by itself since the last call.
         """
         name, facts = given.network.name, given.facts
-        spent, lacking = facts.spent.get(name, {}), facts.lacking.get(name, {})
+        spent, shortfalls = facts.spent.get(name, {}), facts.shortfalls.get(name, {})
         leased = _leased(given.network, facts)
         shared = None if facts.shared is None else facts.shared._replace(leased={})
-        common_facts = facts._replace(spent={}, lacking={}, shared=shared)
+        common_facts = facts._replace(spent={}, shortfalls={}, shared=shared)
         common = given.network, given.present, of_network, spent.get(None), common_facts
         if common != self._common:
             self._common, self._known, self._by_facts, self._equal = common, {}, {}, {}
         known, self._known = self._known, {}
         devices = given.network.devices.by_first
         for client in _named(given.network, by_hand, facts):
-            its_own = spent.get(client), lacking.get(client), by_hand.get(client), leased.get(client)
+            its_own = spent.get(client), shortfalls.get(client), by_hand.get(client), leased.get(client)
             before = known.get(client)
             if before is None or before[0] != its_own:
                 # Of a client without a name and without rates by hand, rules know nothing else.
@@ -168,7 +168,7 @@ def _of_other_devices(
 
 def _named(network: AccessNetwork, by_hand: Iterable[Address], facts: Facts) -> dict[Address, None]:
     """The first addresses of the clients of a network of which facts say something that is not so of all."""
-    counted = (*facts.spent.get(network.name, ()), *facts.lacking.get(network.name, ()), *_leased(network, facts))
+    counted = (*facts.spent.get(network.name, ()), *facts.shortfalls.get(network.name, ()), *_leased(network, facts))
     return dict.fromkeys((*by_hand, *(network.client(each) for each in counted if each is not None)))
 
 

@@ -40,7 +40,7 @@ class OverflowEvents:
         if after.terms is not before.terms:
             raised = {
                 (name, client): after.terms.by_client[name, client][RateKind.CAP]
-                for name, clients in after.facts.lacking.items()
+                for name, clients in after.facts.shortfalls.items()
                 for client in clients
                 if after.terms.is_overflow((name, client))
             }

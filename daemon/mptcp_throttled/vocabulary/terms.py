@@ -54,8 +54,8 @@ ClientKey = tuple[str, Address]
 """A client: the name of its access network, and its first address there."""
 
 
-Lacking = Mapping[str, Mapping[Address, Rate]]
-"""By network and client, what its more preferred paths lack of the network's overflow."""
+Shortfalls = Mapping[str, Mapping[Address, Rate]]
+"""By network and client: what the client's more preferred paths lack of the network's overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Facts(NamedTuple):
     overrides: tuple[Override, ...] = ()
     wall_clock: WallClock = WallClock()
     spent: Spent = MappingProxyType({})
-    lacking: Lacking = MappingProxyType({})
+    shortfalls: Shortfalls = MappingProxyType({})
     shared: SharedRates | None = None
 
 

@@ -23,7 +23,7 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.observing.overflow import Overflow
 from mptcp_throttled.policy.current_terms import CurrentTerms
 from mptcp_throttled.policy.decisions import DecisionTable
-from mptcp_throttled.policy.lacking import INTERVAL_SECONDS
+from mptcp_throttled.policy.shortfall import INTERVAL_SECONDS
 from mptcp_throttled.vocabulary.features import FeatureState
 from mptcp_throttled.vocabulary.observation import SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
@@ -102,11 +102,11 @@ def main() -> None:
     clients = _Clients(options.clients)
     idle = [clients.look(wifi=3_000_000, ethernet=0) for _ in range(_LOOKS)]
     rise = [clients.look(wifi=3_000_000, ethernet=1_000_000) for _ in range(_LOOKS)]
-    lacking = dict(clients.overflow.lacking.get("ethernet", {}))
-    seconds = {"idle": median(idle), "all change": clients.decide(Facts(lacking={"ethernet": lacking}))}
+    shortfalls = dict(clients.overflow.shortfalls.get("ethernet", {}))
+    seconds = {"idle": median(idle), "all change": clients.decide(Facts(shortfalls={"ethernet": shortfalls}))}
     asking = [clients.look(wifi=3_000_000, ethernet=1_000_000) for _ in rise]
-    other = {**lacking, next(iter(lacking)): Rate(5_000_000)}
-    seconds |= {"asking": median(asking), "one changes": clients.decide(Facts(lacking={"ethernet": other}))}
+    other = {**shortfalls, next(iter(shortfalls)): Rate(5_000_000)}
+    seconds |= {"asking": median(asking), "one changes": clients.decide(Facts(shortfalls={"ethernet": other}))}
     for name, taken in seconds.items():
         print(f"{name:14} {1000 * taken:8.1f} ms")
     write_json(options.json, seconds)

@@ -1,4 +1,4 @@
-"""Overflow: the cap of a client is raised to what its more preferred paths lack of the rate that it shall have."""
+"""Overflow: the cap of a client is raised to its shortfall, what its more preferred paths lack of `overflow`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def apply(terms: Terms, given: RuleInput) -> Terms:
-    """The terms with a higher cap of downloads, up to their limit, if the client's preferred paths lack so much."""
+    """The terms with the shortfall in place of a lower cap of downloads, but no more than the limit."""
     network, cap = given.network, terms.get(RateKind.CAP, UNLIMITED)
-    lacking = None if given.client is None else given.facts.lacking.get(network.name, {}).get(given.client)
-    if lacking is None or cap.rate is None or network.overflow is None:
+    shortfall = None if given.client is None else given.facts.shortfalls.get(network.name, {}).get(given.client)
+    if shortfall is None or cap.rate is None or network.overflow is None:
         return terms
     limit = terms.get(RateKind.LIMIT, UNLIMITED).rate
-    rate = lacking if limit is None else min(lacking, limit)
+    rate = shortfall if limit is None else min(shortfall, limit)
     if rate <= cap.rate:
         return terms
     reason = f"overflow: preferred paths carry less than {network.overflow}"
