@@ -47,10 +47,10 @@ class ModelLedger:
     def own_totals(self, scope: Scope) -> list[OwnTotal]:
         """As `Ledger` of the thread."""
         with self.lock:
-            chosen = [*(self.totals if scope is Scope.EVERY else self.changed)]
-            if scope is Scope.SOON:
+            chosen = [*(self.totals if scope is Scope.ALL else self.changed)]
+            if scope is Scope.URGENT:
                 chosen = [each for each in chosen if self.totals[each].seconds < FAR_SECONDS or each not in self.told]
-            if scope is not Scope.EVERY:
+            if scope is not Scope.ALL:
                 self.told |= {*chosen}
                 self.changed -= {*chosen}
             return [self.totals[subject] for subject in chosen]

@@ -56,9 +56,9 @@ def test_totals_are_told_as_they_change_and_all_when_asked() -> None:
     assert told_to_others(ledger) == {ONE: 100, TWO: 50}
     assert told_to_others(ledger) == {}
     count(ledger, to(ONE, 1))
-    assert told_to_others(ledger, Scope.EVERY) == {ONE: 101, TWO: 50}
+    assert told_to_others(ledger, Scope.ALL) == {ONE: 101, TWO: 50}
     assert told_to_others(ledger) == {ONE: 101}
-    assert told_to_others(ledger, Scope.EVERY) == {ONE: 101, TWO: 50}
+    assert told_to_others(ledger, Scope.ALL) == {ONE: 101, TWO: 50}
 
 
 def test_time_until_a_stage_counts_what_is_carried_elsewhere() -> None:
@@ -169,7 +169,7 @@ def test_period_begins_without_what_was_used_elsewhere_in_the_last() -> None:
     for step in range(3):
         count(ledger, now=december + step)
     assert ledger.spent == {}
-    assert told_to_others(ledger, Scope.EVERY) == {}
+    assert told_to_others(ledger, Scope.ALL) == {}
     ledger.note_elsewhere(elsewhere(900), december + 4)
     assert ledger.spent == {}
     count(ledger, to(ONE, 7), now=december + 5)
@@ -199,10 +199,10 @@ def test_what_was_reset_is_told_with_every_total_of_the_period() -> None:
     ledger.reset("ethernet", Choice(), NOVEMBER)
     told_to_others(ledger)
     count(ledger, to(TWO, 7))
-    assert told_to_others(ledger, Scope.EVERY) == {ONE: 0, TWO: 7}
+    assert told_to_others(ledger, Scope.ALL) == {ONE: 0, TWO: 7}
     for step in range(3):
         count(ledger, now=at("2026-12-01 00:00") + step)
-    assert told_to_others(ledger, Scope.EVERY) == {}
+    assert told_to_others(ledger, Scope.ALL) == {}
 
 
 def many(clients: int) -> list[Carried]:
@@ -212,11 +212,11 @@ def many(clients: int) -> list[Carried]:
 def test_totals_of_a_period_that_ends_meanwhile_are_not_told() -> None:
     ledger = ledger_of()
     count(ledger, *many(2 * PORTION))
-    portions = ledger.own_totals(Scope.EVERY)
+    portions = ledger.own_totals(Scope.ALL)
     assert len(next(portions)) == PORTION
     count(ledger, *many(2 * PORTION))
     assert {total.used for total in next(portions)} == {2}
-    portions = ledger.own_totals(Scope.EVERY)
+    portions = ledger.own_totals(Scope.ALL)
     assert len(next(portions)) == PORTION
     for step in range(3):
         count(ledger, now=at("2026-12-01 00:00") + step)
@@ -229,7 +229,7 @@ def test_rollover_and_rolling_budgets_are_not_shared() -> None:
         count(ledger, to(ONE, 100))
         used = UsedElsewhere(AccountKey("ethernet", budget.key), ONE, BEGIN, Elsewhere(900))
         ledger.note_elsewhere([used], NOVEMBER)
-        assert told_to_others(ledger, Scope.EVERY) == {}
+        assert told_to_others(ledger, Scope.ALL) == {}
         (use,) = ledger.uses(NOVEMBER)
         assert (use.use.used, use.elsewhere) == (100, None)
 
@@ -246,7 +246,7 @@ def test_total_of_a_network_is_shared() -> None:
 def test_nothing_is_told_while_the_clock_is_not_synchronised() -> None:
     ledger = ledger_of(is_synchronised=False)
     count(ledger, to(ONE, 100))
-    assert told_to_others(ledger, Scope.EVERY) == {}
+    assert told_to_others(ledger, Scope.ALL) == {}
 
 
 def test_totals_are_told_where_nothing_synchronises_the_clock() -> None:
@@ -260,7 +260,7 @@ def test_ledger_of_a_proxy_alone_keeps_nothing_for_others() -> None:
     ledger = Ledger({}, lambda: True)
     ledger.use((network(MONTHLY),), BERLIN, NOVEMBER)
     count(ledger, to(ONE, 100))
-    assert told_to_others(ledger, Scope.EVERY) == {}
+    assert told_to_others(ledger, Scope.ALL) == {}
     (use,) = ledger.uses(NOVEMBER)
     assert use.elsewhere is None
 
@@ -268,21 +268,21 @@ def test_ledger_of_a_proxy_alone_keeps_nothing_for_others() -> None:
 def test_what_is_far_from_a_stage_is_told_with_all_that_has_changed() -> None:
     ledger = ledger_of(network(replace(MONTHLY, amount=10**12)))
     count(ledger, to(ONE, 100), to(TWO, 50))
-    assert told_to_others(ledger, Scope.SOON) == {ONE: 100, TWO: 50}
+    assert told_to_others(ledger, Scope.URGENT) == {ONE: 100, TWO: 50}
     assert told_to_others(ledger, Scope.CHANGED) == {}
     count(ledger, to(ONE, 100))
     assert told_to_others(ledger, Scope.CHANGED) == {ONE: 200}
     count(ledger, to(ONE, 100), to(TWO, 50))
-    assert told_to_others(ledger, Scope.SOON) == {TWO: 100}
+    assert told_to_others(ledger, Scope.URGENT) == {TWO: 100}
     assert told_to_others(ledger, Scope.CHANGED) == {ONE: 300}
     count(ledger, to(ONE, 10**11))
-    assert told_to_others(ledger, Scope.SOON) == {ONE: 10**11 + 300}
+    assert told_to_others(ledger, Scope.URGENT) == {ONE: 10**11 + 300}
 
 
 def test_use_set_by_hand_is_told_at_once() -> None:
     ledger = ledger_of()
     ledger.set_used(KEY, ONE, 740, NOVEMBER)
-    assert told_to_others(ledger, Scope.SOON) == {ONE: 740}
+    assert told_to_others(ledger, Scope.URGENT) == {ONE: 740}
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def test_other_threads_have_their_turn_while_many_totals_are_told(
         turns.append(not other.is_alive())
 
     monkeypatch.setattr(time, "sleep", take_turn)
-    assert len(accounts.own_totals(Scope.EVERY)) == PORTION + 1
+    assert len(accounts.own_totals(Scope.ALL)) == PORTION + 1
     assert turns == [True]
 
 

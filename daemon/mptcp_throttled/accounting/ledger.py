@@ -172,13 +172,13 @@ class Ledger:
         if key in known:
             account = self._accounts[key] = known[key]
             account.networks, account.budget = networks, budget
-            sharing.begin(account, is_shared=self._is_shared)
+            sharing.configure(account, is_shared=self._is_shared)
             return account
         recent, rolling = RecentUse(budget.every, self._elapsed), RollingUse(budget.every) if budget.rolling else None
         period = self._period_at(budget, at)
         account = self._accounts[key] = BudgetAccount(owner, budget, networks, {}, period, recent, rolling=rolling)
         account.is_provisional = not self._clock.is_trusted
-        sharing.begin(account, is_shared=self._is_shared)
+        sharing.configure(account, is_shared=self._is_shared)
         if (stored := self._stored.pop(key, None)) is not None:
             account.adopt(stored)
         return account

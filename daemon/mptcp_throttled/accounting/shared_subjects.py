@@ -1,4 +1,4 @@
-"""The subjects of a shared budget of which other proxies are to know more."""
+"""The subjects of a shared budget whose totals other proxies do not know yet."""
 
 from __future__ import annotations
 
@@ -10,48 +10,51 @@ from mptcp_throttled.vocabulary.fleet import FAR_SECONDS, Scope
 
 
 class SharedSubjects:
-    """Subjects whose use has changed, with the seconds until their next stage.
+    """The subjects whose use has changed since it was told, with the seconds until their next stage.
 
-    Those that are far from it, and were taken lately, can wait for the next time that all are taken.
+    Those that are far from a stage, and were told in one of the last two rounds of all that has changed, wait for the
+    next such round.
     """
 
     def __init__(self, subjects: Iterable[Subject] = ()) -> None:
-        self._soon = dict.fromkeys(subjects, math.inf)
-        self._late: dict[Subject, float] = {}
+        self._urgent = dict.fromkeys(subjects, math.inf)
+        self._waiting: dict[Subject, float] = {}
         self._forgotten: dict[Subject, None] = {}
-        self._lately: frozenset[Subject] = frozenset()
-        self._before: frozenset[Subject] = frozenset()
+        self._told_last: frozenset[Subject] = frozenset()
+        self._told_before_last: frozenset[Subject] = frozenset()
 
     def note(self, subject: Subject, seconds: float) -> None:
-        """It has used more, or less, and is so many seconds from a stage."""
-        if seconds < FAR_SECONDS or not (subject in self._lately or subject in self._before):
-            self._soon[subject] = seconds
+        """The use of a subject has changed; it reaches its next stage in `seconds`."""
+        if seconds < FAR_SECONDS or not (subject in self._told_last or subject in self._told_before_last):
+            self._urgent[subject] = seconds
         else:
-            self._late[subject] = seconds
+            self._waiting[subject] = seconds
 
     def note_all(self, subjects: Iterable[Subject]) -> None:
-        """All of these are to be told at once."""
-        self._soon.update(dict.fromkeys(subjects, math.inf))
+        """The use of all of these is to be told at once."""
+        self._urgent.update(dict.fromkeys(subjects, math.inf))
 
     def note_forgotten(self, subjects: Collection[Subject]) -> None:
-        """What these have used in the present period is forgotten, and is told with every total from now on: others
-        believe what was told before, also when their server has lost it."""
+        """What these have used in the present period is forgotten. From now on they are told with `Scope.ALL`, too.
+
+        Other proxies still believe what was told before, even when their server has lost it.
+        """
         self._forgotten.update(dict.fromkeys(subjects))
         self.note_all(subjects)
 
     @property
     def forgotten(self) -> Iterable[Subject]:
-        """Those whose use was forgotten."""
+        """The subjects whose use was forgotten."""
         return self._forgotten
 
     def take(self, scope: Scope) -> dict[Subject, float]:
-        """Those of this scope that have changed, which have not changed any more; seconds until their next stage."""
-        taken, self._soon = self._soon, {}
-        if scope is not Scope.SOON:
-            taken, self._late = {**self._late, **taken}, {}
-            self._before, self._lately = self._lately, frozenset(taken)
+        """The changed subjects of this scope, with the seconds until their next stage. They count as told."""
+        taken, self._urgent = self._urgent, {}
+        if scope is not Scope.URGENT:
+            taken, self._waiting = {**self._waiting, **taken}, {}
+            self._told_before_last, self._told_last = self._told_last, frozenset(taken)
         return taken
 
     def clear(self) -> None:
-        """There is nothing to be told."""
-        self._soon, self._late, self._forgotten = {}, {}, {}
+        """Nothing is to be told any more."""
+        self._urgent, self._waiting, self._forgotten = {}, {}, {}

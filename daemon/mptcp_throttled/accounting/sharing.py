@@ -1,4 +1,4 @@
-"""How a budget is shared with other proxies: what they are to know of its use here, and what it knows of theirs.
+"""How the account of a budget shares totals with other proxies: which it tells them, and what it takes from them.
 
 Budgets that are rolling, or roll over, are not shared: what is left of them depends on more than one total.
 """
@@ -16,16 +16,16 @@ from mptcp_throttled.vocabulary.budgets import Subject, Use
 from mptcp_throttled.vocabulary.fleet import OwnTotal, Scope, UsedElsewhere
 
 NEAR_SECONDS: Final = 8.0
-"""So long before a stage, what is used elsewhere matters at once."""
+"""Kernel programs are told at once of what was used elsewhere when a stage is nearer than this."""
 
 PORTION: Final = 4096
-"""So many totals are told at once, which takes some milliseconds."""
+"""The most totals that are told at once, which takes some milliseconds."""
 
 _NO_USE: Final = Use()
 
 
-def begin(account: BudgetAccount, *, is_shared: bool) -> None:
-    """Share its budget from now on, or do not, if it cannot be shared."""
+def configure(account: BudgetAccount, *, is_shared: bool) -> None:
+    """Begin or stop sharing the budget of an account: it is shared if `is_shared` and if budgets of its kind can be."""
     if not is_shared or account.budget.rolling or account.budget.rollover:
         account.shared = None
         account.forget_elsewhere()
@@ -34,22 +34,22 @@ def begin(account: BudgetAccount, *, is_shared: bool) -> None:
 
 
 def begin_period(account: BudgetAccount) -> None:
-    """Nothing is used of its next period, here or elsewhere."""
+    """A period begins, of which nothing is used, here or elsewhere."""
     account.forget_elsewhere()
     if account.shared is not None:
         account.shared.clear()
 
 
 def own_totals(account: BudgetAccount, scope: Scope, *, may_begin: bool) -> Iterator[list[OwnTotal]]:
-    """What other proxies are to know; what has changed is told once, and also with every total.
+    """The totals of the account that other proxies are to know, in portions; it may change between two of them.
 
-    The account may change from one list to the next. Nothing of a period that began by a clock which is not
-    synchronised, as `may_begin` says: it may be another one.
+    There are none of a provisional period while no period `may_begin`: the clock is not synchronised, so that another
+    period may be meant.
     """
     if account.shared is None or (account.is_provisional and not may_begin):
         return
-    if scope is Scope.EVERY:
-        # A union of dictionaries uses the hashes that they have: that of an address takes long to compute.
+    if scope is Scope.ALL:
+        # A union of dictionaries takes over their hashes: to compute that of an address takes long.
         subjects = dict.fromkeys(account.uses, math.inf) | dict.fromkeys(account.shared.forgotten, math.inf)
     else:
         subjects = account.shared.take(scope)
@@ -62,13 +62,13 @@ def own_totals(account: BudgetAccount, scope: Scope, *, may_begin: bool) -> Iter
 
 
 def note_own(account: BudgetAccount, subject: Subject, seconds: float) -> None:
-    """A subject has used more, or less, and is so many seconds from its next stage."""
+    """The use of a subject has changed; it reaches its next stage in `seconds`."""
     if account.shared is not None:
         account.shared.note(subject, seconds)
 
 
 def note_elsewhere(account: BudgetAccount, used: UsedElsewhere, now: float) -> bool:
-    """So much was used at other proxies, as of `now` in monotonic seconds; whether it counts in the present period."""
+    """Take what was `used` at other proxies, known at `now` (monotonic seconds); whether it counts now."""
     if account.shared is None or account.period.start != used.start:
         return False
     before, account.elsewhere[used.subject] = account.elsewhere.get(used.subject), used.elsewhere

@@ -131,7 +131,7 @@ class FleetThread(threading.Thread):
         """
         book = self._book = self._book or self._begin()
         is_round_of_all = self._tick % (FAR_ROUNDS * ROUND_TICKS) == 0
-        book.note(self._ledger.own_totals(Scope.CHANGED if is_round_of_all else Scope.SOON), now)
+        book.note(self._ledger.own_totals(Scope.CHANGED if is_round_of_all else Scope.URGENT), now)
         exchange = self._exchange
         if exchange is None:
             exchange = self._exchange = self._connect(self._field, next(self._attempts))
@@ -164,7 +164,7 @@ class FleetThread(threading.Thread):
             self._is_lost = False
             began = time.monotonic()
             try:
-                book.note_lost(self._ledger.own_totals(Scope.EVERY))
+                book.note_lost(self._ledger.own_totals(Scope.ALL))
                 self._publish(exchange, book, book.all_unpublished())
                 self._report(exchange)
             finally:

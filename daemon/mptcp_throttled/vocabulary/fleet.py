@@ -13,24 +13,26 @@ from mptcp_throttle.periods import Period
 from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
 
 FAR_SECONDS: Final = 256.0
-"""A subject that is so long from a stage at its present rate is far from it: seconds do not matter."""
+"""A subject that reaches its next stage later than this, at its present rate, is far from it."""
 
 
 class Scope(Enum):
-    """Which totals of this proxy are meant: those that have changed and matter at once, all that have, or every one.
+    """Which totals of this proxy are asked for."""
 
-    With every one, nothing counts as told.
-    """
+    URGENT = auto()
+    """Those that have changed, except of subjects far from a stage that were told lately: these wait for `CHANGED`."""
 
-    SOON = auto()
     CHANGED = auto()
-    EVERY = auto()
+    """Those that have changed since they were told."""
+
+    ALL = auto()
+    """Those that have not changed, too. None of them counts as told."""
 
 
 class OwnTotal(NamedTuple):
-    """What a subject has used of a budget at this proxy in a period; in so many `seconds` it reaches a stage.
+    """How many bytes a subject has used of a budget at this proxy in a period.
 
-    These are infinite while it carries nothing.
+    It reaches its next stage in `seconds`; infinite while it carries nothing.
     """
 
     key: AccountKey
@@ -41,9 +43,9 @@ class OwnTotal(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """What was used at all proxies but this one, in bytes, and how fast that grows, in bytes/s.
+    """How many bytes were used at all other proxies together, and at which `rate`, in bytes/s.
 
-    `by_proxy` has the part of each, by its name. One with the name of this proxy is of a ledger that it has lost.
+    `by_proxy` has each proxy's name and its part. A part with this proxy's own name is of a ledger that it has lost.
     """
 
     used: int = 0
@@ -66,7 +68,7 @@ GONE_SECONDS: Final = 600.0
 
 
 class Presence(StrEnum):
-    """Of a proxy, by how long it has said nothing: less than `LATE_SECONDS`, or than `GONE_SECONDS`, or longer."""
+    """Of a proxy, by how long it has been silent: less than `LATE_SECONDS`, less than `GONE_SECONDS`, or longer."""
 
     REACHABLE = auto()
     LATE = auto()
@@ -74,7 +76,7 @@ class Presence(StrEnum):
 
     @classmethod
     def after(cls, silent: float) -> Self:
-        """After so many seconds."""
+        """The presence of a proxy that has been `silent` for this many seconds."""
         if silent < LATE_SECONDS:
             return cls.REACHABLE
         return cls.LATE if silent < GONE_SECONDS else cls.GONE
@@ -90,7 +92,7 @@ class Load(NamedTuple):
 
 
 class KnownProxy(NamedTuple):
-    """What a proxy has reported of itself, and when it was `heard` of last, in monotonic seconds."""
+    """What a proxy has reported of itself, and when its last report was `heard`, in monotonic seconds."""
 
     heard: float
     version: str
@@ -99,11 +101,11 @@ class KnownProxy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """Of the exchange with the server: times are in monotonic seconds.
+    """The state of the exchange with the server. Times are in monotonic seconds.
 
-    `server` is the one in use, None: none is. At `exchanged_at`, all that is due was published and read, by an earlier
-    instance if not by this one; None: it never was. `proxies` are all of the fleet by name, this one included.
-    `refused` counts values that are not believed, of which `refusal` is the last one.
+    `server` is the one in use; None: none is. `exchanged_at` is when all that was due had last been published and read,
+    perhaps by an earlier instance; None: never. `proxies` are all proxies of the fleet by name, this one included.
+    `refused` counts the values that are not believed; `refusal` says why the last of them is not.
     """
 
     name: str
@@ -115,16 +117,16 @@ class FleetState:
     refusal: str | None = None
 
     def presence(self, proxy: KnownProxy) -> Presence:
-        """As of the last exchange: while the server is away, none of the others can be heard."""
+        """The presence of a proxy at the last exchange: while the server is away, no proxy can be heard."""
         return Presence.after(0.0 if self.exchanged_at is None else self.exchanged_at - proxy.heard)
 
 
 WHOLE: Final = 10**9
-"""A rate that several proxies share is divided into so many parts."""
+"""The whole of a rate that several proxies share: what each has of it is a number from 0 to this."""
 
 
 class RateKey(NamedTuple):
-    """The rates that proxies share for a client of an access network, by its first address, in a direction."""
+    """What proxies share one rate for: a client of an access network, by its first address, in one direction."""
 
     network: str
     client: Address
@@ -132,10 +134,10 @@ class RateKey(NamedTuple):
 
 
 class SharedRates(NamedTuple):
-    """What this proxy has of each rate that `size` proxies share, of `WHOLE`.
+    """What this proxy has of each rate that `size` proxies share, in parts of `WHOLE`.
 
-    That is `base` for each client, and beside it what is `leased` for it, or `each` has. `is_away`: the other proxies
-    cannot be reached.
+    For each client it has `base`, and in addition the larger of `each`, which is the same for all clients, and what is
+    `leased` for the client. `is_away`: the other proxies cannot be reached.
     """
 
     size: int
@@ -145,17 +147,17 @@ class SharedRates(NamedTuple):
     leased: Mapping[RateKey, int] = MappingProxyType({})
 
     def held(self, key: RateKey | None) -> int:
-        """What a client has; None: one without a lease."""
+        """What this proxy has for a client; None: for one without a lease."""
         return self.base + self.beside(key)
 
     def beside(self, key: RateKey | None) -> int:
-        """What it has beside `base`."""
+        """What this proxy has for a client in addition to `base`."""
         return max(self.each, 0 if key is None else self.leased.get(key, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """Of the leases of shared rates, for the operator: why there are none, and how many there are."""
+    """The state of the leases of shared rates, for the operator: why there are none, and how many there are."""
 
     problem: str | None = None
     leases: int = 0
