@@ -45,7 +45,7 @@ from mptcp_throttled.answers.subflow_counts import CountedSubflows
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.requests import requested_address, requested_client
 from mptcp_throttled.observing.enforcement import Difference, Enforcement
-from mptcp_throttled.reporting import eventlog
+from mptcp_throttled.reporting import step_log
 from mptcp_throttled.reporting.budget_events import budget_events
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.events import Event
@@ -213,7 +213,7 @@ def test_log_and_decisions_name_devices(tmp_path: Path, caplog: pytest.LogCaptur
     assert " client=10.1.0.3:40000 network=ethernet direction=downlink " in caplog.text
     decisions = running.loop.recent_decisions.latest(10)
     assert {(each["client"], each["device"]) for each in decisions} == {("10.1.0.9", "phone"), ("10.1.0.3", None)}
-    event = eventlog.enforcement_event({}, {CAPPED: "sends more"}, running.loop.snapshot)
+    event = step_log.enforcement_event({}, {CAPPED: "sends more"}, running.loop.snapshot)
     assert event is not None
     assert event.text == "1 subflows: rate not enforced; client=10.1.0.9:40000 device=phone: sends more"
     running.show()

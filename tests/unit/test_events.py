@@ -28,9 +28,9 @@ from mptcp_throttled.control.inbox import Message
 from mptcp_throttled.control.requests import Reload
 from mptcp_throttled.control.source import TableUpdate
 from mptcp_throttled.reporting.event_log import KEPT_FREQUENT, KEPT_OTHERS, EventLog
-from mptcp_throttled.reporting.eventlog import enforcement_event
 from mptcp_throttled.reporting.frequent_events import PAUSE_SECONDS, Changes
 from mptcp_throttled.reporting.step_events import paused
+from mptcp_throttled.reporting.step_log import enforcement_event
 from mptcp_throttled.vocabulary.events import FIELDS, MOST_ALIKE, Event, EventKind, coalesced, until_text
 from mptcp_throttled.vocabulary.operations import AddClass
 from mptcp_throttled.vocabulary.operator import Pause

@@ -30,8 +30,8 @@ from mptcp_throttled.control.inbox import Inbox
 from mptcp_throttled.control.running_config import RunningConfig
 from mptcp_throttled.observing.enforcement import Difference, Enforcement
 from mptcp_throttled.reporting.budget_events import budget_events
-from mptcp_throttled.reporting.eventlog import enforcement_event
 from mptcp_throttled.reporting.step_events import reloaded
+from mptcp_throttled.reporting.step_log import enforcement_event
 from mptcp_throttled.vocabulary.budgets import AccountKey, BudgetChange, LevelReached, PeriodBegun, StagesEnded, Use
 from mptcp_throttled.vocabulary.clock import Clock, Now
 from mptcp_throttled.vocabulary.operator import Override

@@ -19,13 +19,13 @@ from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.history import History, HourOfWaiting, resolution_for, together
 from mptcp_throttled.accounting.ledger import Choice
 from mptcp_throttled.accounting.requested_accounts import requested_accounts, requested_path
-from mptcp_throttled.answers import budgets as of_budgets
-from mptcp_throttled.answers import calendar, costs, of_client, status
+from mptcp_throttled.answers import budgets as budget_answers
+from mptcp_throttled.answers import calendar, client_details, costs, status
 from mptcp_throttled.answers.busiest import IndexedClients, busiest, requested_order
+from mptcp_throttled.answers.cached import Cached
 from mptcp_throttled.answers.client_index import ClientIndex
 from mptcp_throttled.answers.client_list import ClientList, Wanted
 from mptcp_throttled.answers.explanation import explain
-from mptcp_throttled.answers.kept import Kept
 from mptcp_throttled.answers.plan_commands.commands import as_commands
 from mptcp_throttled.answers.subflow_counts import CountedSubflows
 from mptcp_throttled.answers.view import View
@@ -41,6 +41,7 @@ from mptcp_throttled.control.requests import (
     requested_address,
     requested_client,
     requested_end,
+    requested_network,
     requested_override,
 )
 from mptcp_throttled.control.running_config import RunningConfig
@@ -89,8 +90,8 @@ class Api:
         self._recent_decisions = recent_decisions
         self._events = events
         self._clients = ClientIndex()
-        self._listed = ClientList(Kept(_HELD_SECONDS, self._held_back))
-        self._waiting = Kept(_WAITING_SECONDS, self._find_waiting)
+        self._listed = ClientList(Cached(_HELD_SECONDS, self._held_back))
+        self._waiting = Cached(_WAITING_SECONDS, self._find_waiting)
         self._counted = CountedSubflows()
         self._load = load
         self.policy: Callable[[], Json] = lambda: None
@@ -205,45 +206,45 @@ class Api:
 
     def budgets(self, name: str | None = None) -> Json:
         """What is used of the budgets of a network, or of a client, by an address or its device; null: of all."""
-        owner = None if name is None else of_budgets.requested_owner(name, self._config.config)
-        uses, view = of_budgets.uses_of(self._accounts, owner), self._view()
-        return of_budgets.describe(uses, view.snapshot, self._accounts.budget_problem, view.proxy)
+        owner = None if name is None else budget_answers.requested_owner(name, self._config.config)
+        uses, view = budget_answers.uses_of(self._accounts, owner), self._view()
+        return budget_answers.describe(uses, view.snapshot, self._accounts.budget_problem, view.proxy)
 
     def budget_add(
         self, name: str, amount: str, until: str | None = None, every: str | None = None, direction: str | None = None
     ) -> Json:
         """Add to the budget of a network or client; what is not used `until` then is lost. Answers as `budgets`."""
-        owner, choice, volume = *self._chosen(name, every, direction), of_budgets.requested_volume(amount)
-        end = of_budgets.requested_until(until, self._config.config.time_zone, time.time())
-        of_budgets.add(self._accounts, owner, choice, Addition(volume, volume, end))
+        owner, choice, volume = *self._chosen(name, every, direction), budget_answers.requested_volume(amount)
+        end = budget_answers.requested_until(until, self._config.config.time_zone, time.time())
+        budget_answers.add(self._accounts, owner, choice, Addition(volume, volume, end))
         return self.budgets(name)
 
     def budget_reset(self, name: str, every: str | None = None, direction: str | None = None) -> Json:
         """Begin the budgets of a network with its clients, or of a client, again. Answers as `budgets`."""
-        of_budgets.reset(self._accounts, *self._chosen(name, every, direction))
+        budget_answers.reset(self._accounts, *self._chosen(name, every, direction))
         return self.budgets(name)
 
     def budget_set_used(self, name: str, amount: str, every: str | None = None, direction: str | None = None) -> Json:
         """Set what is used of the budget of a network or client. Answers as `budgets`."""
-        volume = of_budgets.requested_volume(amount, or_nothing=True)
-        of_budgets.set_used(self._accounts, *self._chosen(name, every, direction), volume)
+        volume = budget_answers.requested_volume(amount, or_nothing=True)
+        budget_answers.set_used(self._accounts, *self._chosen(name, every, direction), volume)
         return self.budgets(name)
 
     def budget_take_back(
         self, name: str, amount: str, until: str | None = None, every: str | None = None, direction: str | None = None
     ) -> Json:
         """Take back what `budget_add` has added: what was used of it is used of the budget. Answers as `budgets`."""
-        owner, choice, volume = *self._chosen(name, every, direction), of_budgets.requested_volume(amount)
-        end = of_budgets.requested_until(until, self._config.config.time_zone, time.time())
-        of_budgets.take_back(self._accounts, owner, choice, volume, end)
+        owner, choice, volume = *self._chosen(name, every, direction), budget_answers.requested_volume(amount)
+        end = budget_answers.requested_until(until, self._config.config.time_zone, time.time())
+        budget_answers.take_back(self._accounts, owner, choice, volume, end)
         return self.budgets(name)
 
     def _held_back(self) -> dict[str, int]:
         return self._history.held_back_by_client(time.time() - _HELD_SINCE_SECONDS)
 
-    def _chosen(self, name: str, every: str | None, direction: str | None) -> tuple[of_budgets.Owner, Choice]:
-        owner = of_budgets.requested_owner(name, self._config.config)
-        return owner, of_budgets.requested_choice(every, direction)
+    def _chosen(self, name: str, every: str | None, direction: str | None) -> tuple[budget_answers.Owner, Choice]:
+        owner = budget_answers.requested_owner(name, self._config.config)
+        return owner, budget_answers.requested_choice(every, direction)
 
     def savings(self) -> Json:
         """What caps have saved today and this month, by the control group."""
@@ -276,11 +277,11 @@ class Api:
         asked = requested_client(name, view.snapshot.networks)
         with self._indexing:
             self._listed.clients.update(view.snapshot)
-            known = of_client.find(self._listed.clients, asked, Locators(view.snapshot.networks, proxies))
+            known = client_details.find(self._listed.clients, asked, Locators(view.snapshot.networks, proxies))
             row = None if known is None else self._listed.describe(known, view)
         explained = explain(view, asked, None, proxies, self._accounts.budget_uses_of)
         reports = self._recent_decisions, self._events.after(None, 0, 0.0)["events"]
-        return of_client.describe(view, name, known, row, explained, *reports)
+        return client_details.describe(view, name, known, row, explained, *reports)
 
     def plan(self) -> Json:
         """The operations that lead from untouched interfaces to the plan, as commands, and whether it is applied."""
@@ -329,10 +330,7 @@ class Api:
         """The rates that are set by hand for a network, or for a client there, as parameters of `set_rate`."""
         snapshot = self._view().snapshot
         address = requested_address(client, network, snapshot.networks)
-        known = next((each for each in snapshot.networks if each.name == network), None)
-        if known is None:
-            allowed = ", ".join(each.name for each in snapshot.networks)
-            raise UserError(f"{shown(network)}: no such access network; allowed: {allowed}")
+        known = requested_network(network, snapshot.networks)
         return {"overrides": status.overrides(snapshot.operator, known, address, time.monotonic())}
 
     def pause(self, seconds: float | None) -> Json:

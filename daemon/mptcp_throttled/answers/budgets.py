@@ -17,6 +17,7 @@ from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.budget_account import BudgetUse
 from mptcp_throttled.accounting.forecast import forecast
 from mptcp_throttled.accounting.ledger import Choice, Ledger
+from mptcp_throttled.answers.status import zone_name
 from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, BudgetChange, Subject
 from mptcp_throttled.vocabulary.fleet import Elsewhere
 from mptcp_throttled.vocabulary.locator import Locators
@@ -210,14 +211,8 @@ def describe(
         "budgets": [describe_use(use, snapshot, proxy) for use in chosen[:MAX_USES]],
         "omitted": max(len(chosen) - MAX_USES, 0),
         "problem": problem,
-        "time_zone": zone_name(snapshot),
+        "time_zone": zone_name(snapshot.facts.wall_clock.zone),
     }
-
-
-def zone_name(snapshot: Snapshot) -> str | None:
-    """The time zone of periods and windows; null: that of this host."""
-    zone = snapshot.facts.wall_clock.zone
-    return None if zone is None else str(zone)
 
 
 def describe_use(use: BudgetUse, snapshot: Snapshot, proxy: str | None = None) -> Json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import Direction, RateKind
 from mptcp_throttle.week import AHEAD_SECONDS, clock_changes, days_of_week, intervals, next_intervals
+from mptcp_throttled.answers.status import zone_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -46,7 +47,7 @@ def week(networks: Iterable[AccessNetwork], at: float, now: float, zone: tzinfo 
     ]
     next_clock_change = next(clock_changes(now, now + AHEAD_SECONDS, zone), None)
     return {
-        "time_zone": None if zone is None else str(zone),
+        "time_zone": zone_name(zone),
         "now": now,
         "start": start,
         "end": end,

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Self
 
 from mptcp_throttle.devices import shown_prefix
-from mptcp_throttle.errors import UserError, shown
+from mptcp_throttle.errors import UserError
 from mptcp_throttle.model import AccessNetwork, Address, Direction, RateKind
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.budget_account import BudgetUse
-from mptcp_throttled.answers.budgets import describe_use, zone_name
-from mptcp_throttled.answers.status import describe_term
+from mptcp_throttled.answers.budgets import describe_use
+from mptcp_throttled.answers.status import describe_term, zone_name
 from mptcp_throttled.answers.view import View
+from mptcp_throttled.control.requests import requested_network
 from mptcp_throttled.policy.terms import rule_input, steps
 from mptcp_throttled.vocabulary.decision import Decision
 from mptcp_throttled.vocabulary.fleet import WHOLE, RateKey
@@ -74,9 +75,8 @@ def explain(
     for own in (None if asked.address is None else locate(asked.address) for locate in locators.each):
         if own is not None:
             by_network.setdefault(own.name, [])
-    if network is not None and all(each.name != network for each in snapshot.networks):
-        known = ", ".join(each.name for each in snapshot.networks)
-        raise UserError(f"{shown(network)}: no such access network; allowed: {known}")
+    if network is not None:
+        requested_network(network, snapshot.networks)
     chosen = [each for each in snapshot.networks if each.name in by_network and network in (None, each.name)]
     if not chosen:
         where = "any access network" if network is None else network
@@ -84,7 +84,7 @@ def explain(
     return {
         "client": str(client),
         "device": asked.device,
-        "time_zone": zone_name(snapshot),
+        "time_zone": zone_name(snapshot.facts.wall_clock.zone),
         "paused": snapshot.operator.pause is not None,
         "networks": [_of_network(view, each, asked, by_network[each.name], uses) for each in chosen],
     }

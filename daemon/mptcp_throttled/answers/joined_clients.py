@@ -109,15 +109,13 @@ class JoinedClient:
 class JoinedClients:
     """All clients of a snapshot, in `by_name`; `on_network` is their number on each network. For one thread.
 
-    `update` takes the next snapshot, and counts in `version` if that has changed any client. Its time depends on how
-    much has changed.
+    `update` takes the next snapshot; its time depends on how much has changed.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, JoinedClient] = {}
         self.on_network: Counter[str | None] = Counter()
         self.owners: dict[FourTuple, Owner] = {}
-        self.version = 0
         self._known = KnownDecisions()
         self._by_name: dict[str, Owner] = {}
         self._shown_by: dict[str, Counter[str]] = {}
@@ -137,7 +135,6 @@ class JoinedClients:
         for decisions in difference.changed:
             self._add(decisions)
         self._join()
-        self.version += 1
 
     def find(self, name: str) -> JoinedClient | None:
         """The client with this device or this address, as the first of its prefix; None: unknown, or of several."""

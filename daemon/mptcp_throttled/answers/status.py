@@ -40,7 +40,7 @@ def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], confi
             "interfaces": list(interfaces),
             "config": config,
             "policy": policy,
-            "time_zone": _time_zone(snapshot.facts.wall_clock.zone),
+            "time_zone": zone_name(snapshot.facts.wall_clock.zone),
             "observed_at": None if view.enforcement.latest is None else view.now.in_epoch(view.enforcement.latest.at),
             "pause": pause_status(snapshot.operator.pause, view.now),
             "classifier": snapshot.classifier,
@@ -78,8 +78,8 @@ def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], confi
     }
 
 
-def _time_zone(zone: tzinfo | None) -> str | None:
-    """The name of a configured time zone; None: it is that of the host."""
+def zone_name(zone: tzinfo | None) -> str | None:
+    """The name of a configured time zone; None: it is that of this host."""
     return None if zone is None else str(zone)
 
 

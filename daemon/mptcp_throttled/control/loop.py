@@ -27,7 +27,7 @@ from mptcp_throttled.plan.shares import PlanSettings
 from mptcp_throttled.policy.current_terms import CurrentTerms
 from mptcp_throttled.policy.decisions import DecisionTable
 from mptcp_throttled.policy.one_path import update_one_path
-from mptcp_throttled.reporting import eventlog, instruments
+from mptcp_throttled.reporting import instruments, step_log
 from mptcp_throttled.reporting.event_log import EventLog
 from mptcp_throttled.reporting.recent_decisions import RecentDecisions
 from mptcp_throttled.reporting.step_events import StepEvents, reloaded
@@ -253,7 +253,7 @@ class Loop:
             if throttling:
                 self._note_ended(ended)
         transitions += uplink_transitions(before.uplinks, after.uplinks, uplinks.tried)
-        eventlog.log_step(before, after, transitions, applied, uplinks)
+        step_log.log_step(before, after, transitions, applied, uplinks)
         instruments.count_step(before, after, transitions, applied, uplinks)
         self.recent_decisions.note(self._clock.time(), transitions, after)
         self.events.say(*self._step_events.unlogged(before, after, now))

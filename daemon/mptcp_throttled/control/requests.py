@@ -135,6 +135,14 @@ def _has(network: AccessNetwork, device: str) -> bool:
     return device in network.devices.by_name
 
 
+def requested_network(name: str, networks: Sequence[AccessNetwork]) -> AccessNetwork:
+    """The access network of this name. Raises UserError with what is allowed."""
+    for network in networks:
+        if network.name == name:
+            return network
+    raise UserError(f"{shown(name)}: no such access network; allowed: {', '.join(each.name for each in networks)}")
+
+
 def requested_end(seconds: Json, now: float) -> float | None:
     """The end of a request for `seconds`, in monotonic seconds as `now` is; None: it lasts until it is reset.
 

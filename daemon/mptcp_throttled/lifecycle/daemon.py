@@ -41,7 +41,7 @@ from mptcp_throttled.lifecycle.cleanup import release_sockets
 from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.observing.charging import Charging
 from mptcp_throttled.observing.observer import Observer
-from mptcp_throttled.reporting import eventlog
+from mptcp_throttled.reporting import step_log
 from mptcp_throttled.reporting.budget_events import budget_events
 from mptcp_throttled.reporting.step_events import paused, started
 from mptcp_throttled.vocabulary.budgets import BudgetChange
@@ -238,7 +238,7 @@ class Daemon:
             loop.events.say(started(config))
             loop.step(requests)
             self._kept.forget_earlier()
-            eventlog.log_adopted(loop.snapshot.throttled.values())
+            step_log.log_adopted(loop.snapshot.throttled.values())
             if loop.snapshot.operator.pause is not None:
                 loop.events.say(paused(loop.snapshot.operator.pause, loop.snapshot, time.monotonic()))
             server = RpcServer(config.sockets.daemon, self.api.methods(), config.socket_group)

@@ -22,8 +22,8 @@ from mptcp_throttled.observing.overflow import Overflow
 from mptcp_throttled.observing.shared_demand import SharedDemand
 from mptcp_throttled.policy.shortfall import INTERVAL_SECONDS
 from mptcp_throttled.reporting.event_log import EventLog
-from mptcp_throttled.reporting.eventlog import enforcement_event
 from mptcp_throttled.reporting.instruments import count_errors
+from mptcp_throttled.reporting.step_log import enforcement_event
 from mptcp_throttled.vocabulary.clock import Clock
 from mptcp_throttled.vocabulary.fleet import RateKey
 from mptcp_throttled.vocabulary.observation import Observation, SocketState

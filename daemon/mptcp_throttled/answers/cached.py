@@ -1,4 +1,4 @@
-"""What takes long to find out is found out once for all who ask within some seconds."""
+"""A cache of one answer: what takes long to compute is computed once for all who ask within some seconds."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Kept(Generic[_T]):
-    """Calls `find` again if what it has found is older than `seconds`. For any thread, one finds at a time."""
+class Cached(Generic[_T]):
+    """Gives what `compute` has returned, and calls it again once that is `seconds` old.
 
-    def __init__(self, seconds: float, find: Callable[[], _T], clock: Callable[[], float] = time.monotonic) -> None:
+    For any thread: those that ask meanwhile wait for the one that computes.
+    """
+
+    def __init__(self, seconds: float, compute: Callable[[], _T], clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
-        self._find = find
+        self._compute = compute
         self._clock = clock
         self._lock = threading.Lock()
         self._latest: tuple[float, _T | None] = -math.inf, None
 
     def __call__(self) -> _T:
-        """What was found last."""
+        """The answer, at most `seconds` old."""
         with self._lock:
             at, answer = self._latest
             if answer is None or self._clock() - at >= self._seconds:
-                answer = self._find()
+                answer = self._compute()
                 self._latest = self._clock(), answer
             return answer

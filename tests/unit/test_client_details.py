@@ -11,7 +11,7 @@ from loops import LoopOnModels
 from mptcp_throttle.proxies import ONE_PROXY
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.units import Rate
-from mptcp_throttled.answers import of_client
+from mptcp_throttled.answers import client_details
 from mptcp_throttled.answers.client_list import ClientList
 from mptcp_throttled.answers.explanation import explain
 from mptcp_throttled.answers.view import View
@@ -31,10 +31,12 @@ def shown(running: LoopOnModels, name: str) -> Json:
     networks, listed = view.snapshot.networks, ClientList(dict)
     listed.clients.update(view.snapshot)
     asked = requested_client(name, networks)
-    known = of_client.find(listed.clients, asked, Locators(networks, ONE_PROXY))
+    known = client_details.find(listed.clients, asked, Locators(networks, ONE_PROXY))
     row = None if known is None else listed.describe(known, view)
     events = running.loop.events.after(None, 0, 0.0)["events"]
-    return of_client.describe(view, name, known, row, explain(view, asked, None), running.loop.recent_decisions, events)
+    return client_details.describe(
+        view, name, known, row, explain(view, asked, None), running.loop.recent_decisions, events
+    )
 
 
 def steps(answer: Json, network: str) -> list[tuple[str | None, int | None, str | None]]:
