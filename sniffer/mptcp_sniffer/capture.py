@@ -51,7 +51,7 @@ _PARSERS: Final = {LinkHeader.ETHERNET: parse_ethernet, LinkHeader.RAW_IP: parse
 
 
 class CapturedFrame(NamedTuple):
-    """A frame, when the kernel received it, in monotonic seconds, and whether this host has sent the frame."""
+    """A frame, when the kernel received it (monotonic seconds), and whether this host has sent it."""
 
     data: bytes
     at: float
@@ -63,7 +63,7 @@ class InterfaceAbsent(UserError):
 
 
 class CaptureLost(Exception):
-    """The interface went down or was removed."""
+    """The interface went down, or was removed, while it was captured."""
 
 
 class _ListenSocket(L2ListenSocket):  # type: ignore[misc]
@@ -253,8 +253,8 @@ class Captures:
     def frames(self, seconds: float, gather: float = 0.0) -> Seen:
         """The frames that have arrived, up to a thousand per interface. Closes the captures that are lost.
 
-        Lets frames gather for `gather` seconds, then waits up to `seconds` for the first: to be woken for a frame takes
-        longer than to process it. While frames arrive fast, it lets only some gather.
+        Sleeps for `gather` seconds, in which frames gather, then waits up to `seconds` for the first one: to be woken
+        for a frame takes longer than to process it. While thousands arrive per second, it sleeps for 4 ms instead.
         """
         if any(capture.is_fast for capture in self._open.values()):
             time.sleep(_GATHER_SECONDS)

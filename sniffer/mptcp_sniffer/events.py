@@ -24,10 +24,10 @@ class EventKind(StrEnum):
     """The subflow is live; `detail`: how it is known, if not from its handshake."""
 
     BACKUP_CHANGED = "backup-changed"
-    """`detail`: by whom."""
+    """The subflow has become a backup, or a regular one; `detail`: by whom."""
 
     ADDRESS_OFFERED = "address-offered"
-    """ADD_ADDR on this subflow; `detail`: address id, address, port and sender."""
+    """An ADD_ADDR came on this subflow; `detail`: address id, address, port and sender."""
 
     STALLED = "stalled"
     """The proxy's kernel retransmits repeatedly without an answer, or has closed the subflow; `detail`: which."""

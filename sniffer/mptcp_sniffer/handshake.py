@@ -97,7 +97,10 @@ class _Answer(NamedTuple, Generic[_Ack]):
 
 @dataclass(slots=True)
 class _HalfOpen:
-    """The segments of a handshake seen so far, the first of them at `at`; `waiting`: the JOIN as it was returned."""
+    """The segments of a handshake that were seen, the first of them at `at`.
+
+    `waiting` is the JOIN as it was returned, to wait for its third ACK; None: it was not.
+    """
 
     at: float
     syn: _Syn | None = None
@@ -106,7 +109,7 @@ class _HalfOpen:
     waiting: Joined | None = None
 
     def options(self) -> tuple[MpCapable | MpJoinSynAck | None, MpCapable | MpJoinAck | None]:
-        """Those of the SYN/ACK and of the third ACK."""
+        """The handshake options of the SYN/ACK and of the third ACK; None where that was not seen."""
         return self.syn_ack and self.syn_ack.option, self.third_ack and self.third_ack.option
 
 
@@ -117,10 +120,10 @@ class UnknownToken(LookupError):
 class Handshakes:
     """The incomplete handshakes: at most `bound`, beyond which the oldest is forgotten.
 
-    `keys_of` returns the keys of the connection with a token, or None if only the connection is known, and raises
-    UnknownToken. `start_of` returns the start of the client of the live subflow on these ports, None if that is not
-    known. `on_failed` is told when and why a JOIN that was returned to wait for its third ACK has failed. `counters`
-    count the handshakes that failed, by reason.
+    `keys_of` returns the keys of the connection with a token, None if its keys are not known, and raises UnknownToken.
+    `start_of` returns the client's start of the live subflow on these ports, None if there is none or it is not known.
+    `on_failed` is called when a JOIN that was returned to wait for its third ACK has failed: with the JOIN, the time
+    and the reason. `counters` count the handshakes that failed, by reason.
     """
 
     def __init__(
@@ -227,7 +230,7 @@ class Handshakes:
         return half_open
 
     def _proceed(self, ends: Ends, half_open: _HalfOpen, at: float) -> Opened | Joined | None:
-        """What the segments seen so far complete. A third ACK without proof is dropped: a valid one may follow."""
+        """The handshake, if the segments that were seen complete it. A third ACK that proves nothing is dropped."""
         syn, syn_ack = half_open.syn, half_open.syn_ack
         if syn is None:
             return None
@@ -295,9 +298,9 @@ class Handshakes:
         return False
 
     def accepted_by_kernel(self, ends: Ends, token: Token) -> Joined | None:
-        """What is known of a JOIN that the kernel lists with this token, None if its SYN was not seen.
+        """A JOIN that the kernel list has with this token, as it was seen; None if its SYN was not seen.
 
-        Without the keys its HMAC cannot be checked, so it is forgotten; otherwise its third ACK is still to come.
+        If the keys of the connection are not known, its third ACK proves nothing, and the handshake is forgotten.
         """
         half_open = self._half_open.get(ends)
         if half_open is None or half_open.syn is None or not isinstance(half_open.syn.option, MpJoinSyn):
@@ -324,7 +327,7 @@ class Handshakes:
         self.forget(ends, at, "fell back to TCP")
 
     def forget(self, ends: Ends, at: float, detail: str) -> None:
-        """The handshake on these ports, if there is one, has failed."""
+        """Forget the handshake on these ports, if there is one: it has failed, and `detail` says why."""
         half_open = self._half_open.pop(ends, None)
         if half_open is not None and half_open.waiting is not None:
             self._on_failed(half_open.waiting, at, detail)

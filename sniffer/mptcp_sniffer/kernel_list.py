@@ -49,7 +49,7 @@ class ListedSubflow(NamedTuple):
     """A subflow as the kernel lists it; `address_id` is the client's, and so is `backup`.
 
     `stalled`: the retransmission timer has expired twice in a row; once is normal on a lossy path. `closing`: the proxy
-    has closed it, and not all queued data has been sent. `is_first`: its SYN began the connection (MP_CAPABLE).
+    has closed it, and queued data is left to send. `is_first`: its SYN began the connection (MP_CAPABLE).
     """
 
     token: Token
@@ -62,7 +62,8 @@ class ListedSubflow(NamedTuple):
 
 
 class KernelList(NamedTuple):
-    """The live subflows, on the proxy's ports or `on_all_ports`; `at`: just before the kernel was asked, monotonic."""
+    """The live subflows, on the proxy's ports or `on_all_ports`. The kernel was asked just after `at`, in monotonic
+    seconds."""
 
     at: float
     subflows: dict[Ends, ListedSubflow]

@@ -1,5 +1,4 @@
-"""When the kernel is asked: its list at start, once per interval, and several times after a request by the tracker; its
-events as they arrive."""
+"""Reads the kernel list: at start, once per interval, several times after a request. Follows kernel events."""
 
 from __future__ import annotations
 
@@ -20,14 +19,15 @@ from mptcp_throttle.ports import ALL_PORTS, Ports
 from mptcp_throttle.rpc import Json
 
 _GATHER_SECONDS: Final = 0.02
-"""From the first request to the first reading: the kernel's worker closes a subflow later than its segment arrived.
-Further requests meanwhile do not wake the thread."""
+"""From a request to the first reading: the kernel's worker closes a subflow later than its segment arrives. Further
+requests in this time do not wake the thread."""
 
 _REPEAT_SECONDS: Final = (0.1, 0.3, 0.7)
-"""From the first reading to the repetitions; the last is longer than `tracker` prefers a segment to the list."""
+"""From the first reading after a request to its repetitions. The last comes when no segment is newer than the list
+(`tracker`, `_CLOSED_SECONDS`)."""
 
 _PATIENT_SECONDS: Final = 0.5
-"""From a reading to the next, at least, while that is not urgent."""
+"""The least time from one reading to the next while `is_patient`."""
 
 _MAX_FRACTION: Final = 0.1
 """The fraction of the time that reading may take: the kernel walks all its TCP sockets for it."""
@@ -42,9 +42,9 @@ class KernelReader:
     """Calls `deliver` with each kernel list, and once a second with None for housekeeping; `deliver_event` with each
     kernel event.
 
-    The list has the subflows on `ports`; on all ports while `expects_other_ports`, or while no events are received,
-    which would report them. While `is_patient`, the list is read twice a second at most. If the kernel refuses either,
-    that is logged once, and tried again.
+    The list has the subflows on `ports`. It has those on all ports while `expects_other_ports`, and while no events are
+    received: these would report subflows on other ports. While `is_patient`, the list is read at most twice a second.
+    If the kernel refuses list or events, that is logged once, and tried again.
     """
 
     def __init__(

@@ -147,9 +147,9 @@ def decode(options: bytes, flags: int) -> Decoded:
 
 
 def without_appended_priority(options: bytes) -> bytes:
-    """Raw TCP `options` of the proxy without the MP_PRIO that the daemon's uplink program appends: behind a NOP.
+    """Raw TCP `options` of the proxy without the MP_PRIO that the daemon's program for uplinks appends.
 
-    The kernel puts a NOP behind it (net/mptcp/options.c, mptcp_write_options).
+    That one has a NOP in front of it; the kernel puts a NOP behind its own (net/mptcp/options.c, mptcp_write_options).
     """
     is_appended = options[-4:-1] == _APPENDED_PRIORITY and options[-1] >> 4 == Subtype.MP_PRIO
     return options[:-4] if is_appended else options

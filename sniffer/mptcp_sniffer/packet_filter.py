@@ -1,8 +1,8 @@
 """The classic BPF program of the packet socket: it passes only signalling to Python.
 
 It accepts, from or to the proxy ports, SYN, FIN and RST, and every segment with an MPTCP option other than DSS. Data
-and acknowledgments carry DSS alone and are rejected in the kernel, also with the MP_PRIO that the daemon's program for
-uplinks appends: it may be on every acknowledgment of an upload. So are the copies that its steering programs make.
+and acknowledgments carry DSS alone and are rejected in the kernel. So are acknowledgments with the MP_PRIO that the
+daemon's program for uplinks appends, perhaps to each of an upload, and the copies that its steering programs make.
 
 libpcap's filter language cannot express this: options have no fixed offset, and it has no loop. Classic BPF jumps
 forward only, so the walk over the options is unrolled: once per byte at which an option can begin.
@@ -161,7 +161,10 @@ def _walk_options() -> Iterator[Line | str]:
 
 
 def _accept_unless_appended(ports: Ports) -> Iterator[Line | str]:
-    """Accept the option at X if it is whole, and not what `options.without_appended_priority` removes."""
+    """Accept the option at X if it is complete and no MP_PRIO that the daemon has appended or copied.
+
+    The appended one is what `options.without_appended_priority` removes.
+    """
     yield "signalling"
     yield Line(cbpf.STX, _OPTION)
     yield Line(cbpf.LDB, 1)

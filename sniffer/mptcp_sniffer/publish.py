@@ -4,8 +4,8 @@ A revision counts the changes of an epoch; each new table begins an epoch. Only 
 kept, however often it changes, and a bounded history of ended connections. A reader of another epoch, or a reader that
 has missed an end that is no longer in the history, must resynchronise: no change is lost silently.
 
-A reader with patience does not want to know of connections that end soon. A new connection is therefore unknown until a
-reader is told of it, which gives it a new revision; what has come and gone before that is no change.
+A reader may give a patience: how old a connection must be before the reader is told of it. A new connection is unknown
+until some reader is told of it, which gives it a new revision. A connection that ends while unknown is no change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PublishedTable:
         self._waiting = {False: 0, True: 0}
         self._impatient = 0
         self.is_patient = False
-        """Whether the daemon was so in its last call."""
+        """Whether the daemon's last call gave a patience."""
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -87,7 +87,7 @@ class PublishedTable:
             _, self._last_forgotten = self._ended.popitem(last=False)
 
     def _make_known(self, until: float) -> None:
-        """Readers are told of the connections that have been published `until` then, in monotonic seconds."""
+        """Let readers be told of connections that were first published by `until`, in monotonic seconds."""
         while self._unknown and next(iter(self._unknown.values())) <= until:
             token, _ = self._unknown.popitem(last=False)
             self._revision = self._last_known_change = self._revision + 1
@@ -170,14 +170,14 @@ class PublishedTable:
         }
 
     def _wait(self, epoch: str, revision: int, timeout: float, patience: float) -> None:
-        """Until there is something to tell a reader of this `revision`."""
+        """Wait until there is something to tell a reader of this `revision`, for `timeout` seconds at most."""
         now = self._clock()
         end = now + timeout
         while now < end:
             self._make_known(now - patience)
             if self._closed or epoch != self._epoch or self._last_known_change > revision or revision > self._revision:
                 return
-            # What is published from now on may be left out until then; without patience it wakes the reader.
+            # Wake up when the oldest unknown connection is old enough; without patience, `publish` wakes the reader.
             oldest = next(iter(self._unknown.values()), now if patience else math.inf)
             self._changed.wait(min(end, oldest + patience) - now)
             now = self._clock()

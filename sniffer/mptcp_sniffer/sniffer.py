@@ -30,7 +30,7 @@ _log = logging.getLogger("mptcp-sniffer")
 
 _POLL_SECONDS: Final = 0.2
 _GATHER_SECONDS: Final = 0.2
-# How long frames do not gather after a JOIN to a connection that readers know: its subflow needs a class.
+# After a JOIN to a connection that readers know, frames do not gather for this time: its subflow needs a class.
 _JOIN_SECONDS: Final = 1.0
 _REOPEN_SECONDS: Final = 1.0
 _UNLISTED_AGAIN_SECONDS: Final = 3600.0
@@ -189,11 +189,11 @@ class Sniffer:
         with self._tracking:
             self._tracker.on_event = self._events.append if _log.isEnabledFor(logging.DEBUG) else None
             yield self._tracker
-            if self._tracker.needs_kernel_list():
+            if self._tracker.take_kernel_list_request():
                 self._kernel_reader.request()
 
     def _give_up(self, lost: InterfaceLost) -> None:
-        """From now on FINs are missed there, and an ended subflow must not keep another subflow capped.
+        """Go on without an interface: its FINs are missed, and an ended subflow must not keep another one capped.
 
         The kernel list shows which subflows have ended. Without it, or with no interface left, the table is cleared.
         """

@@ -74,11 +74,15 @@ class Bounds(NamedTuple):
 
 @dataclass(slots=True)
 class _LiveSubflow:
-    """`start`, of the client's SYN, distinguishes it from a later subflow on the same ports; None if known from the
-    kernel list only. `established_at` is when it came into the table, `idle_since` the time of its
-    last captured segment. `closed_by_kernel`: when it said so; it may still send what was queued before.
-    `backup_claimed`: the client was seen to ask for a backup. `backup_withdrawn`: then for a regular subflow, which the
-    kernel has not confirmed. `explained`: it was in the kernel list, or a segment says why it is not."""
+    """A subflow in the table; times are those of `Tracker.observe`.
+
+    `start`, of the client's SYN, tells it from a later subflow on the same ports; None: it is known from the kernel
+    list only. `established_at` is when it came into the table, `idle_since` the time of its last captured segment.
+    `closed_by_kernel` is when the kernel said that it has closed the subflow, which may still send what was queued.
+    `backup_claimed`: the client was seen to ask for a backup. `backup_withdrawn`: after that, it was seen to ask for a
+    regular subflow, which the kernel has not confirmed. `explained`: it was in the kernel list, or a segment says why
+    it is not.
+    """
 
     ends: FourTuple
     opened_at: float
@@ -107,9 +111,12 @@ class _LiveSubflow:
 
 
 @dataclass(slots=True)
-class _Tracked:
-    """`port` is that of the proxy which has accepted the connection; of one that is known from the kernel list without
-    its first subflow, that of any subflow."""
+class _Entry:
+    """A connection in the table, or an orphan since `orphaned_at`: it has no subflow now, but can be joined again.
+
+    `port` is the proxy's port that has accepted the connection. If the kernel list has it without its first subflow,
+    `port` is that of any subflow. `keys` are None while only the connection is known.
+    """
 
     token: Token
     version: int
@@ -125,9 +132,11 @@ class Tracker:
     Beyond `bounds.connections` a new connection replaces an unauthenticated connection; if there is none, it is not
     tracked, and so never throttled. `counters` count segments and changes by kind; `on_event`, if not None, is called
     for each event. `kernel_confirms`: the kernel list can be read. `expects_other_ports`: the list must have the
-    subflows on all ports, since the proxy has opened some itself, or may have. `steered`: the daemon may tell the
-    kernel that a subflow is a backup (daemon.steering), so that the kernel is believed only where the client was seen
-    to ask for it. `unlisted`: where connections end that are not in this kernel.
+    subflows on all ports, since the proxy has opened some itself, or may have.
+
+    `steered`: the daemon may tell the kernel that a subflow is a backup (daemon.steering). Then the kernel is believed
+    to have heard it from the client only if the client was seen to ask for it. `unlisted` finds connections that are
+    captured, but end elsewhere than in this kernel.
     """
 
     def __init__(
@@ -152,16 +161,16 @@ class Tracker:
             start_of=self._start_of,
             on_failed=self._report_failed_join,
         )
-        self._connections: dict[Token, _Tracked] = {}
-        self._by_ends: dict[Ends, _Tracked] = {}
+        self._connections: dict[Token, _Entry] = {}
+        self._by_ends: dict[Ends, _Entry] = {}
         self._unauthenticated: OrderedDict[Token, None] = OrderedDict()
-        self._orphans: OrderedDict[Token, _Tracked] = OrderedDict()
+        self._orphans: OrderedDict[Token, _Entry] = OrderedDict()
         self._closing: OrderedDict[Ends, None] = OrderedDict()
         self._closed: OrderedDict[Ends, float] = OrderedDict()
         # Tokens of subflows that this host has opened on connections that are not tracked, or not yet.
         self._opened_by_proxy: OrderedDict[Token, float] = OrderedDict()
         self._opened_by_proxy_at = -math.inf
-        self._unconfirmed = False
+        self._wants_kernel_list = False
         self._joining: set[Token] = set()
         self.unlisted = Unlisted(bounds.half_open)
         self.kernel_confirms = False
@@ -176,10 +185,10 @@ class Tracker:
             "orphans": len(self._orphans),
         }
 
-    def needs_kernel_list(self) -> bool:
-        """Whether anything since the last call needs the confirmation of the kernel list."""
-        unconfirmed, self._unconfirmed = self._unconfirmed, False
-        return unconfirmed
+    def take_kernel_list_request(self) -> bool:
+        """Whether the kernel list has been wanted since the last call, to confirm what was seen."""
+        is_wanted, self._wants_kernel_list = self._wants_kernel_list, False
+        return is_wanted
 
     def take_joining(self) -> set[Token]:
         """The connections to which the proxy has answered a JOIN since the last call."""
@@ -195,7 +204,7 @@ class Tracker:
         return self.observe_all([(segment, at, by_proxy)])
 
     def observe_all(self, segments: Iterable[tuple[Segment, float, bool | None]]) -> list[TableChange]:
-        """As `observe`, of segments in turn; each connection once, as it is after the last of them."""
+        """As `observe` for each of the segments, in order; each changed connection once, as it is after the last."""
         return self._changes(token for segment in segments for token in self._observe(*segment))
 
     def _observe(self, segment: Segment, at: float, by_proxy: bool | None) -> Iterator[Token]:
@@ -230,14 +239,17 @@ class Tracker:
             yield from self._on_fin_or_rst(ends, segment, options, at, by_client=by_client)
 
     def _explain(self, ends: Ends) -> None:
-        """A segment of these ends says why the kernel list lacks their subflow: ended, or its third ACK refused."""
+        """A segment says why the kernel list may lack this subflow: it has ended, or its third ACK was refused."""
         entry = self._by_ends.get(ends)
         if entry is not None:
             entry.subflows[ends].explained = True
         self.unlisted.remove(ends)
 
     def _seems_by_proxy(self, segment: Segment) -> bool:
-        """By its ports; if both are the proxy's, by its flags or by what is known of its four-tuple."""
+        """Whether the proxy seems to have sent a segment.
+
+        Its ports tell; if both are the proxy's, its flags do, or what is known of its four-tuple.
+        """
         is_from_proxy_port = segment.source.port in self._ports
         if not is_from_proxy_port or segment.destination.port not in self._ports:
             return is_from_proxy_port
@@ -269,7 +281,7 @@ class Tracker:
                 entry = self._entry(token)
                 if entry is not None:
                     self._joining.add(token)
-                    self._unconfirmed = self._unconfirmed or entry.keys is None
+                    self._wants_kernel_list = self._wants_kernel_list or entry.keys is None
                     self._report(EventKind.JOINING, at, entry, _live(handshake, at))
 
     def _open(self, opened: Opened, at: float) -> Iterator[Token]:
@@ -295,7 +307,7 @@ class Tracker:
                 self.counters["connections_not_tracked"] += 1
                 return
             yield from self._close_all(self._connections[next(iter(self._unauthenticated))], at, "table full")
-        entry = _Tracked(opened.token, opened.version, opened.ends.proxy.port, opened.keys)
+        entry = _Entry(opened.token, opened.version, opened.ends.proxy.port, opened.keys)
         self._connections[opened.token] = entry
         if opened.keys is None:
             self._unauthenticated[opened.token] = None
@@ -324,7 +336,7 @@ class Tracker:
         self._add(entry, joined.ends, _live(joined, at), at)
         yield joined.token
 
-    def _entry(self, token: Token) -> _Tracked | None:
+    def _entry(self, token: Token) -> _Entry | None:
         return self._connections.get(token) or self._orphans.get(token)
 
     def _keys_of(self, token: Token) -> Keys | None:
@@ -337,7 +349,7 @@ class Tracker:
         entry = self._by_ends.get(ends)
         return None if entry is None else entry.subflows[ends].start
 
-    def _reopen(self, entry: _Tracked, at: float) -> bool:
+    def _reopen(self, entry: _Entry, at: float) -> bool:
         """Put an orphan back into the table; false if the table is full."""
         if entry.token in self._connections:
             return True
@@ -349,7 +361,7 @@ class Tracker:
         self._report(EventKind.OPENED, at, entry, detail="joined again")
         return True
 
-    def _add(self, entry: _Tracked, ends: Ends, live: _LiveSubflow, at: float, detail: str = "") -> None:
+    def _add(self, entry: _Entry, ends: Ends, live: _LiveSubflow, at: float, detail: str = "") -> None:
         ends = Ends(ends.client, _interned(ends.proxy))
         entry.subflows[ends] = live
         self._by_ends[ends] = entry
@@ -366,19 +378,19 @@ class Tracker:
             if by_client and isinstance(option, MpPrio):
                 entry.subflows[ends].backup_claimed |= option.backup
                 entry.subflows[ends].backup_withdrawn = not option.backup
-            if by_client and isinstance(option, MpPrio | RemoveAddr | MpFail) and self._is_left_to_kernel():
+            if by_client and isinstance(option, MpPrio | RemoveAddr | MpFail) and self._leave_to_kernel():
                 continue
             match option:
                 case MpPrio():
                     yield from self._change_backup(entry, ends, option, at, by_client=by_client)
                 case RemoveAddr(address_ids):
                     for gone in _with_address(entry, address_ids, by_client=by_client):
-                        self._unconfirmed = True
+                        self._wants_kernel_list = True
                         yield self._close(gone, at, f"{'client' if by_client else 'proxy'} removed the address")
                 case MpFastclose(key):
                     yield from self._fast_close(entry, key, at, by_client=by_client)
                 case MpFail() if len(entry.subflows) == 1:
-                    self._unconfirmed = True
+                    self._wants_kernel_list = True
                     yield from self._close_all(entry, at, "fell back to TCP after a checksum failure")
                 case AddAddr(echo=False) as offer:
                     port = "" if offer.port is None else f" port {offer.port}"
@@ -386,7 +398,7 @@ class Tracker:
                     self._report(EventKind.ADDRESS_OFFERED, at, entry, entry.subflows[ends], offered)
 
     def _change_backup(
-        self, entry: _Tracked, ends: Ends, option: MpPrio, at: float, *, by_client: bool
+        self, entry: _Entry, ends: Ends, option: MpPrio, at: float, *, by_client: bool
     ) -> Iterator[Token]:
         affected = [ends]
         if option.address_id is not None:
@@ -398,7 +410,7 @@ class Tracker:
         for subflow in affected:
             yield from self._set_backup(entry, subflow, option.backup, at, by_client=by_client)
 
-    def _set_backup(self, entry: _Tracked, ends: Ends, backup: bool, at: float, *, by_client: bool) -> Iterator[Token]:
+    def _set_backup(self, entry: _Entry, ends: Ends, backup: bool, at: float, *, by_client: bool) -> Iterator[Token]:
         live = entry.subflows[ends]
         if (live.backup_by_client if by_client else live.backup_by_proxy) == backup:
             return
@@ -406,31 +418,34 @@ class Tracker:
             live.backup_by_client = backup
         else:
             live.backup_by_proxy = backup
-        self._unconfirmed = True
+        self._wants_kernel_list = True
         self._report(EventKind.BACKUP_CHANGED, at, entry, live, f"by {'client' if by_client else 'proxy'}")
         yield entry.token
 
-    def _fast_close(self, entry: _Tracked, key: bytes, at: float, *, by_client: bool) -> Iterator[Token]:
+    def _fast_close(self, entry: _Entry, key: bytes, at: float, *, by_client: bool) -> Iterator[Token]:
         expected = None if entry.keys is None else entry.keys.proxy if by_client else entry.keys.client
         if expected is not None and key != expected:
             self.counters["wrong_key"] += 1
             return
-        if by_client and self._is_left_to_kernel():
+        if by_client and self._leave_to_kernel():
             # The client knows the key, and can send it in a segment that the kernel drops.
             return
-        self._unconfirmed = self._unconfirmed or expected is None
+        self._wants_kernel_list = self._wants_kernel_list or expected is None
         yield from self._close_all(entry, at, f"fast close by {'client' if by_client else 'proxy'}")
         self._orphans.pop(entry.token, None)
 
-    def _is_left_to_kernel(self) -> bool:
-        """Whether a segment that seems to be the client's changes nothing until the kernel list confirms it."""
-        self._unconfirmed = self._unconfirmed or self.kernel_confirms
+    def _leave_to_kernel(self) -> bool:
+        """Leave what a client's segment says to the kernel list, if that can be read, and ask for it; whether so.
+
+        Any host can send such a segment in the name of the client.
+        """
+        self._wants_kernel_list = self._wants_kernel_list or self.kernel_confirms
         return self.kernel_confirms
 
     def _on_fin_or_rst(
         self, ends: Ends, segment: Segment, options: tuple[Option, ...], at: float, *, by_client: bool
     ) -> Iterator[Token]:
-        if by_client and self._is_left_to_kernel():
+        if by_client and self._leave_to_kernel():
             return
         reset = bool(segment.flags & Flag.RST)
         reasons = "".join(f", reason {option.reason}" for option in options if isinstance(option, MpTcpRst))
@@ -438,10 +453,10 @@ class Tracker:
             self._handshakes.forget(ends, at, f"RST{reasons}")
         if ends in self._by_ends:
             # It may be forged: only the kernel knows whether its sequence number was in the window.
-            self._unconfirmed = True
+            self._wants_kernel_list = True
             yield self._close(ends, at, f"RST{reasons}" if reset else "FIN")
 
-    def _close_all(self, entry: _Tracked, at: float, detail: str) -> Iterator[Token]:
+    def _close_all(self, entry: _Entry, at: float, detail: str) -> Iterator[Token]:
         for ends in tuple(entry.subflows):
             yield self._close(ends, at, detail)
 
@@ -501,7 +516,7 @@ class Tracker:
             if not self.kernel_confirms:
                 yield self._close(event.ends, at, "closed by the kernel")
                 return
-            self._unconfirmed = True
+            self._wants_kernel_list = True
             yield from self._note_closing(entry, event.ends, at)
         else:
             backup = self._confirm_backup(entry.subflows[event.ends], kernel_says=event.backup)
@@ -509,7 +524,7 @@ class Tracker:
 
     def _confirm_backup(self, live: _LiveSubflow, *, kernel_says: bool) -> bool:
         """Whether the client wants the subflow as a backup, now that the kernel says how it treats the subflow."""
-        # Any host can forge what withdraws it.
+        # Any host can forge the segment that withdraws it.
         if not kernel_says and live.backup_withdrawn:
             live.backup_claimed = live.backup_withdrawn = False
         return kernel_says and (live.backup_claimed or not self._steered)
@@ -518,9 +533,9 @@ class Tracker:
         """Ask for a kernel list of all ports if the proxy has opened a subflow of this connection and it is tracked."""
         if token in self._opened_by_proxy and self._entry(token) is not None:
             self._opened_by_proxy_at = max(self._opened_by_proxy.pop(token), self._opened_by_proxy_at)
-            self.expects_other_ports = self._unconfirmed = True
+            self.expects_other_ports = self._wants_kernel_list = True
 
-    def _note_closing(self, entry: _Tracked, ends: Ends, at: float) -> Iterator[Token]:
+    def _note_closing(self, entry: _Entry, ends: Ends, at: float) -> Iterator[Token]:
         """The kernel has closed a subflow, but its queued data is still subject to its rate."""
         live = entry.subflows[ends]
         live.closed_by_kernel = at
@@ -559,7 +574,7 @@ class Tracker:
                 yield from self._apply_listed(ends, listed, kernel_list.at)
         self.unlisted.judge(kernel_list.at, self._known_since(kernel_list))
 
-    def _note_unlisted(self, entry: _Tracked, ends: Ends, at: float) -> None:
+    def _note_unlisted(self, entry: _Entry, ends: Ends, at: float) -> None:
         live = entry.subflows[ends]
         if entry.keys is not None and not live.explained and live.closed_by_kernel is None:
             self.unlisted.add(ends, live.established_at, at)
@@ -578,10 +593,10 @@ class Tracker:
             yield from self._add_listed(ends, listed, at)
 
     def _is_settled(self, live: _LiveSubflow, at: float) -> bool:
-        """Whether the subflow is so old that a kernel list read at `at` must show it as it is."""
+        """Whether the subflow is old enough that a kernel list read at `at` must have it."""
         return live.established_at < at - _ESTABLISHED_SECONDS
 
-    def _update_listed(self, entry: _Tracked, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
+    def _update_listed(self, entry: _Entry, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
         live = entry.subflows[ends]
         live.explained = True
         if listed.closing and live.closed_by_kernel is None:
@@ -601,7 +616,7 @@ class Tracker:
             yield entry.token
 
     def _apply_listed_backup(self, live: _LiveSubflow, listed: ListedSubflow) -> bool:
-        """Take what the kernel says of the priority; whether that changes it."""
+        """Use what the kernel list says about the subflow's priority; whether the priority changes."""
         backup = listed.backup_by_proxy or self._confirm_backup(live, kernel_says=listed.backup)
         if live.backup == backup:
             return False
@@ -615,7 +630,7 @@ class Tracker:
             if len(self._connections) >= self._bounds.connections:
                 self.counters["connections_not_tracked"] += 1
                 return
-            entry = self._connections[token] = _Tracked(token, _LINUX_VERSION, ends.proxy.port, None)
+            entry = self._connections[token] = _Entry(token, _LINUX_VERSION, ends.proxy.port, None)
             self._report(EventKind.OPENED, at, entry, detail="in the kernel list")
             self._expect_other_ports(token)
         elif not self._reopen(entry, at):
@@ -650,7 +665,7 @@ class Tracker:
             self.on_event(Event(at, EventKind.FAILED, joined.token, None, subflow, detail))
 
     def _report(
-        self, kind: EventKind, at: float, entry: _Tracked, live: _LiveSubflow | None = None, detail: str = ""
+        self, kind: EventKind, at: float, entry: _Entry, live: _LiveSubflow | None = None, detail: str = ""
     ) -> None:
         if self.on_event is not None:
             subflow = None if live is None else live.subflow()
@@ -666,7 +681,7 @@ def _live(handshake: Opened | Joined, at: float) -> _LiveSubflow:
     return live
 
 
-def _with_address(entry: _Tracked, address_ids: Collection[int], *, by_client: bool) -> list[Ends]:
+def _with_address(entry: _Entry, address_ids: Collection[int], *, by_client: bool) -> list[Ends]:
     return [
         ends
         for ends, live in entry.subflows.items()

@@ -1,9 +1,9 @@
-"""Where connections end that the capture has proved, and that are not in this kernel.
+"""Finds endpoints of the proxy whose connections are captured, but are not sockets of this kernel.
 
-The kernel list has the sockets of this network namespace. With the proxy in a container, or behind rules that translate
-addresses, the wire shows connections to one address and port, and their sockets have another, or are elsewhere.
-A subflow is evidence if a list lacks it, no earlier list had it, and neither side has ended it on the wire.
-This is deterministic: no clock and no I/O.
+The kernel list has the sockets of this network namespace. The proxy may run in a container, or behind rules that
+translate addresses. Then captured segments have another address and port than the sockets, or these are in another
+namespace. A subflow is evidence of that if a kernel list lacks it, no earlier list had it, and neither side has ended
+it on the wire. This is deterministic: no clock and no I/O.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from mptcp_sniffer.segment import PackedEndpoint
 
 _OPEN_SECONDS: Final = 1.5
-"""How long a list must have lacked a subflow that has not ended on the wire. The list is read once a second."""
+"""Lists must lack a subflow for this long, without an end on the wire. A list is read once a second."""
 
 _MOST_ENDPOINTS: Final = 16
 
 
 class _Missing(NamedTuple):
-    """A subflow that was established on the wire `since` then, and lacking in a list read `at` that time."""
+    """A subflow that has been established on the wire since `since`; a list that was read at `at` lacks it."""
 
     since: float
     at: float
 
 
 class Unlisted:
-    """Follows at most `bound` subflows. Times are those of `Tracker`."""
+    """Follows at most `bound` subflows that the kernel list lacks. Times are those of `Tracker`."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -41,11 +41,11 @@ class Unlisted:
 
     @property
     def endpoints(self) -> tuple[PackedEndpoint, ...]:
-        """The proxy's on the wire, at most 16, each until a list has a later subflow of it."""
+        """The endpoints of the proxy that were found, at most 16. A list with a later subflow of one removes it."""
         return tuple(sorted(self._endpoints))
 
     def add(self, ends: Ends, since: float, at: float) -> None:
-        """A list read `at` lacks a subflow that has been on the wire `since` then, and that no list has had."""
+        """A list that was read at `at` lacks a subflow that is on the wire since `since`, and no list has had it."""
         if since > self._trusted_since and len(self._missing) < self._bound:
             self._missing[ends] = _Missing(since, at)
 
@@ -54,12 +54,15 @@ class Unlisted:
         self._missing.pop(ends, None)
 
     def distrust(self, until: float) -> None:
-        """Frames have not been captured `until` then: the end of an earlier subflow may be among them."""
+        """Frames were missed up to `until`: a subflow that was established before may have ended unseen."""
         self._missing.clear()
         self._trusted_since = until
 
     def judge(self, at: float, listed: Iterable[tuple[PackedEndpoint, float]]) -> None:
-        """Decide by a list read `at`: of each subflow in it, the proxy's endpoint, and since when it is known."""
+        """Judge by a list that was read at `at`.
+
+        `listed` has the proxy's endpoint of each subflow in it, and the time since which the subflow is known.
+        """
         if not self._missing and not self._endpoints:
             return
         latest: dict[PackedEndpoint, float] = {}

@@ -287,7 +287,7 @@ class ModelSniffer:
         self._take(self.tracker.expire(self._clock.now))
 
     def _take(self, changes: Sequence[TableChange]) -> None:
-        if self.tracker.needs_kernel_list():
+        if self.tracker.take_kernel_list_request():
             self.request_list()
         if changes:
             self.table.publish(changes)

@@ -278,7 +278,7 @@ class HostileWire:
     def _observe(self, frame: Frame, at: float) -> None:
         if self._capturing:
             self._take(self.tracker.observe(frame.segment(), at, frame.by_proxy))
-            if self.tracker.needs_kernel_list():
+            if self.tracker.take_kernel_list_request():
                 self._request_list()
 
     def _request_list(self) -> None:
@@ -299,7 +299,7 @@ class HostileWire:
     def _receive(self, event: KernelEvent) -> None:
         if self._capturing:
             self._take(self.tracker.apply_kernel_event(event, self.now))
-            if self.tracker.needs_kernel_list():
+            if self.tracker.take_kernel_list_request():
                 self._request_list()
 
     def _read_list(self) -> None:

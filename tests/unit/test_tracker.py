@@ -642,7 +642,7 @@ def test_join_without_known_keys_needs_the_kernel_list(wire: Wire) -> None:
     wire.listed(ETHERNET)
     wire.join(WIFI, backup=True, address_id=9)
     assert wire.clients() == OVER_ETHERNET
-    assert wire.tracker.needs_kernel_list()
+    assert wire.tracker.take_kernel_list_request()
     wire.now += 1
     wire.listed(ETHERNET, WIFI, backup=True)
     joined = wire.subflows()[1]
@@ -696,10 +696,10 @@ def test_subflow_missing_in_the_kernel_list_ends_unless_seen_since(opened: Wire)
 
 
 def test_forged_fin_is_undone_by_the_kernel_list(opened: Wire) -> None:
-    assert not opened.tracker.needs_kernel_list()
+    assert not opened.tracker.take_kernel_list_request()
     opened.send(ETHERNET.fin())
-    assert opened.tracker.needs_kernel_list()
-    assert not opened.tracker.needs_kernel_list()
+    assert opened.tracker.take_kernel_list_request()
+    assert not opened.tracker.take_kernel_list_request()
     opened.listed(ETHERNET)
     assert opened.table == {}
     opened.now += 1
@@ -726,7 +726,7 @@ def test_kernel_event_ends_a_subflow_of_its_connection_only(joined: Wire) -> Non
 
 def test_closed_subflow_stays_while_something_is_queued(confirmed: Wire) -> None:
     confirmed.event(KernelEventKind.CLOSED, WIFI.ends)
-    assert confirmed.tracker.needs_kernel_list()
+    assert confirmed.tracker.take_kernel_list_request()
     confirmed.listed(ETHERNET, WIFI)  # a list that was read just before
     assert [subflow.stalled for subflow in confirmed.subflows()] == [False, True]
     confirmed.listed(ETHERNET, WIFI, at=confirmed.now + 0.001)  # the event was of an earlier subflow on its ports
@@ -865,7 +865,7 @@ def test_subflow_that_the_proxy_has_opened_is_known_by_its_token(opened: Wire) -
     assert not opened.tracker.expects_other_ports
     opened.event(KernelEventKind.ESTABLISHED, from_port(40001))
     assert opened.tracker.expects_other_ports
-    assert opened.tracker.needs_kernel_list()
+    assert opened.tracker.take_kernel_list_request()
     subflows = {
         from_port(40001): ListedSubflow(TOKEN, 7, backup=False),
         from_port(40002): ListedSubflow(OTHER_TOKEN, 7, backup=False),
@@ -931,7 +931,7 @@ def test_subflow_that_the_proxy_opens_before_the_connection_is_captured(wire: Wi
     assert not wire.tracker.expects_other_ports
     wire.open(ETHERNET)
     assert wire.tracker.expects_other_ports
-    assert wire.tracker.needs_kernel_list()
+    assert wire.tracker.take_kernel_list_request()
 
 
 def test_events_of_other_connections_do_not_widen_the_kernel_list(opened: Wire) -> None:
@@ -1025,7 +1025,7 @@ def confirmed_wire(max_half_open: int = 100) -> Wire:
     wire.open(ETHERNET)
     wire.join(WIFI)
     wire.now += 1
-    assert not wire.tracker.needs_kernel_list()
+    assert not wire.tracker.take_kernel_list_request()
     return wire
 
 
@@ -1044,7 +1044,7 @@ def test_what_a_client_seems_to_end_is_left_to_the_kernel_list(confirmed: Wire, 
     before = confirmed.table[TOKEN]
     confirmed.send(forged, by_proxy=False)
     assert confirmed.table[TOKEN] == before
-    assert confirmed.tracker.needs_kernel_list()
+    assert confirmed.tracker.take_kernel_list_request()
     confirmed.listed(ETHERNET, WIFI)
     assert len(confirmed.clients()) == 2
     confirmed.send(forged, by_proxy=False)
