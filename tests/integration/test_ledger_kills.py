@@ -35,7 +35,7 @@ BUDGET: Final = Budget(
 def accounts_at(path: Path, snapshot: Snapshot, clock: ManualClock) -> Accounts:
     history = History(path, "boot")
     ledger = Ledger(history.budgets(), lambda: True)
-    ledger.use(snapshot.networks, None, clock.time())
+    ledger.configure(snapshot.networks, None, clock.time())
     return Accounts(history, ledger, clock)
 
 

@@ -138,7 +138,7 @@ class FleetProxy:
         config, now = self.config, self.clock.monotonic()
         history = WatchedHistory(self._state / "history.sqlite", f"boot-{self._boots}")
         ledger = Ledger(history.budgets(), lambda: self.clock.is_synchronised, is_shared=True)
-        ledger.use(config.networks, config.time_zone, self.clock.time())
+        ledger.configure(config.networks, config.time_zone, self.clock.time())
         accounts = Accounts(history, ledger, self.clock, config.proxies, lambda _: self._apply())
         accounts.budgets_changed = self._apply
         assert config.fleet.url is not None

@@ -90,7 +90,7 @@ class ModelDaemon:
         self.history = WatchedHistory(state / "history.sqlite", boot)
         synchronised = (lambda: clock.is_synchronised) if config.daemon.wait_for_clock else None
         self.ledger = Ledger(self.history.budgets(), synchronised)
-        self.ledger.use(config.networks, config.time_zone, clock.time())
+        self.ledger.configure(config.networks, config.time_zone, clock.time())
         self.accounts = Accounts(self.history, self.ledger, clock, config.proxies, self._note_budgets)
         comparison = Comparison(0.0, self.history.days(), str)
         self.loop = Loop(

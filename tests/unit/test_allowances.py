@@ -33,7 +33,7 @@ NOON: Final = 1_800_000_000.0
 
 def ledger(*budgets: Budget, schedule: tuple[Window, ...] = ()) -> Ledger:
     book = Ledger({}, lambda: True)
-    book.use((WIFI, replace(ETHERNET, budgets=budgets, schedule=schedule)), None, NOON)
+    book.configure((WIFI, replace(ETHERNET, budgets=budgets, schedule=schedule)), None, NOON)
     return book
 
 
@@ -59,7 +59,7 @@ def test_who_was_near_before_a_restart_is_counted_before_any_look() -> None:
     written = before.changes()
     stored = {key: StoredAccount(written.periods[key], uses) for key, uses in written.uses.items()}
     after = Ledger(stored, lambda: True)
-    after.use((WIFI, replace(ETHERNET, budgets=(BUDGET,))), None, NOON)
+    after.configure((WIFI, replace(ETHERNET, budgets=(BUDGET,))), None, NOON)
     assert after.stages_ahead({}, NOON) == [StageAhead("ethernet", CLIENT, BUDGET, 0, 100_000_000)]
 
 
@@ -68,7 +68,7 @@ def test_reload_changes_nothing_about_who_is_counted() -> None:
     for number in range(2 * MAX_ALLOWANCES):
         carry(book, 400_000_000, ip_address("10.1.1.0") + number)
     before = {ahead.subject for ahead in book.stages_ahead({}, NOON)}
-    book.use((WIFI, replace(ETHERNET, budgets=(BUDGET,))), None, NOON)
+    book.configure((WIFI, replace(ETHERNET, budgets=(BUDGET,))), None, NOON)
     assert {ahead.subject for ahead in book.stages_ahead({}, NOON)} == before
     carry(book, 1000)
     assert CLIENT not in {ahead.subject for ahead in book.stages_ahead({}, NOON)}
@@ -127,7 +127,7 @@ def test_nothing_is_counted_in_a_window_that_does_not_count() -> None:
     free = Window(When.parse("00:00-24:00"), {}, counts=False)
     book = ledger(BUDGET)
     carry(book, 400_000_000)
-    book.use((WIFI, replace(ETHERNET, budgets=(BUDGET,), schedule=(free,))), None, NOON)
+    book.configure((WIFI, replace(ETHERNET, budgets=(BUDGET,), schedule=(free,))), None, NOON)
     assert book.stages_ahead({}, NOON) == []
 
 

@@ -62,7 +62,7 @@ def networks_with(*own: Budget, schedule: tuple[Window, ...] = ()) -> tuple[Acce
 
 def ledger_of(*own: Budget, schedule: tuple[Window, ...] = ()) -> Ledger:
     ledger = Ledger({}, lambda: True)
-    ledger.use(networks_with(*own, schedule=schedule), None, AT)
+    ledger.configure(networks_with(*own, schedule=schedule), None, AT)
     return ledger
 
 
@@ -119,9 +119,9 @@ def test_free_window_of_one_network_counts_nothing_there() -> None:
 def test_budget_that_moves_to_other_networks_keeps_its_count() -> None:
     ledger = ledger_of(BUDGET)
     ledger.count([carried("ethernet", PHONE[0], 1000)], AT, 1.0)
-    ledger.use(networks_with(replace(BUDGET, networks=("ethernet",))), None, AT)
+    ledger.configure(networks_with(replace(BUDGET, networks=("ethernet",))), None, AT)
     assert list(ledger.spent) == ["ethernet"]
-    ledger.use(networks_with(), None, AT)
+    ledger.configure(networks_with(), None, AT)
     assert ledger.spent == {}
 
 

@@ -28,7 +28,7 @@ from mptcp_throttled.accounting.history import (
     HourOfWaiting,
     Kind,
     resolution_for,
-    together,
+    summed,
 )
 from mptcp_throttled.accounting.requested_accounts import requested_accounts, requested_path
 from mptcp_throttled.vocabulary.control_group import EndedConnection
@@ -263,7 +263,7 @@ def test_client_of_two_proxies_has_an_account_for_each_prefix(path: Path) -> Non
     history.add(60, [(accounts[0], Traffic(sent=1)), (accounts[1], Traffic(sent=10))])
     history.add(120, [(accounts[1], Traffic(sent=100))])
     history.flush(120, 0.0, {})
-    periods = together(period for account in accounts for period in history.read(account, 60, 0))
+    periods = summed(period for account in accounts for period in history.read(account, 60, 0))
     assert [(period.start, period.traffic.sent) for period in periods] == [(60, 11), (120, 100)]
 
 

@@ -8,18 +8,18 @@ import pytest
 
 from mptcp_throttle.cli import tables
 from mptcp_throttle.rpc import Json
-from mptcp_throttled.accounting.history import Account, Kind, Period
+from mptcp_throttled.accounting.history import Account, HistoryRow, Kind
 from mptcp_throttled.answers.status import history
 from mptcp_throttled.vocabulary.traffic import Traffic
 
 ETHERNET: Final = Account(Kind.NETWORK, "ethernet")
 PERIODS: Final = (
-    Period(1_800_000_000, Traffic(ip_sent=1_000_000, ip_sent_throttled=250_000, held_back_ms=1234)),
-    Period(1_800_000_060, Traffic(ip_sent=500, ip_received=2_000, held_back_ms=100)),
+    HistoryRow(1_800_000_000, Traffic(ip_sent=1_000_000, ip_sent_throttled=250_000, held_back_ms=1234)),
+    HistoryRow(1_800_000_060, Traffic(ip_sent=500, ip_received=2_000, held_back_ms=100)),
 )
 
 
-def answer(*periods: Period) -> Json:
+def answer(*periods: HistoryRow) -> Json:
     return history(ETHERNET, 60, periods)
 
 

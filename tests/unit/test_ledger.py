@@ -78,7 +78,7 @@ class Book:
             self.write()
         source = None if self.is_synchronised is None else lambda: bool(self.is_synchronised)
         self.ledger = Ledger(read_accounts(self.database)[0], source)
-        self.ledger.use((WIFI, *self.networks), BERLIN, self.at)
+        self.ledger.configure((WIFI, *self.networks), BERLIN, self.at)
 
     def write(self) -> None:
         with self.database:
@@ -86,7 +86,7 @@ class Book:
         self.ledger.written()
 
     def count(self, *carried: Carried, after: float = 1.0, seconds: float = 1.0) -> list[BudgetChange]:
-        """Count what was carried in the last `seconds`, `after` so many seconds of the wall clock."""
+        """Count what was carried in the last `seconds`; the wall clock goes on by `after` seconds."""
         self.at += after
         told = self.ledger.count(carried, self.at, seconds)
         self.told += told
@@ -252,7 +252,7 @@ def test_changed_start_finishes_the_present_period() -> None:
     book = Book((network(MONTHLY),))
     book.count(to(ONE, 100))
     book.networks = (network(replace(MONTHLY, starts=15, amount=5000)),)
-    book.ledger.use(book.networks, BERLIN, book.at)
+    book.ledger.configure(book.networks, BERLIN, book.at)
     assert book.used() == {ONE: 100}
     book.at = at("2026-12-01 00:00")
     (begun,) = book.count()
@@ -382,7 +382,7 @@ def test_budgets_that_could_not_be_read_are_added_once_they_can() -> None:
     book.count(to(ONE, 700))
     book.write()
     ledger = Ledger(None, lambda: True)
-    ledger.use((WIFI, *book.networks), BERLIN, book.at)
+    ledger.configure((WIFI, *book.networks), BERLIN, book.at)
     ledger.count([to(ONE, 100), to(TWO, 5)], book.at, 1.0)
     assert ledger.is_unread
     ledger.adopt(read_accounts(book.database)[0], book.at)
@@ -410,7 +410,7 @@ def test_budget_that_is_removed_and_added_again_keeps_what_was_not_written() -> 
     book.count(to(ONE, 700))
     for networks in ((network(),), (network(MONTHLY),)):
         book.networks = networks
-        book.ledger.use((WIFI, *networks), BERLIN, book.at)
+        book.ledger.configure((WIFI, *networks), BERLIN, book.at)
     assert (book.used(), book.stages()) == ({ONE: 700}, {})
     book.restart()
     assert book.used() == {ONE: 700}
@@ -439,7 +439,7 @@ def test_reset_and_rollover_that_begins_give_no_rest() -> None:
     book = Book((network(MONTHLY),))
     book.count(to(ONE, 1000))
     book.count(after=at("2026-12-02 00:00") - book.at)
-    book.ledger.use((WIFI, network(rolling)), BERLIN, book.at)
+    book.ledger.configure((WIFI, network(rolling)), BERLIN, book.at)
     book.count(to(ONE, 1))
     assert book.uses()[ONE].left == 999
 
@@ -455,7 +455,7 @@ def test_rest_of_a_period_long_ago_is_not_added() -> None:
 def test_other_amount_that_is_used_already_is_told() -> None:
     book = Book((network(MONTHLY),))
     book.count(to(ONE, 700))
-    told = book.ledger.use((WIFI, network(replace(MONTHLY, amount=700))), BERLIN, book.at)
+    told = book.ledger.configure((WIFI, network(replace(MONTHLY, amount=700))), BERLIN, book.at)
     assert [level.stages for level in told] == [2]
     assert book.stages() == {ONE: 2}
 

@@ -30,7 +30,7 @@ BEGIN = at("2026-11-01 00:00")
 
 def ledger_of(*networks: AccessNetwork, is_synchronised: bool = True) -> Ledger:
     made = Ledger({}, lambda: is_synchronised, is_shared=True)
-    made.use(networks or (network(MONTHLY),), BERLIN, NOVEMBER)
+    made.configure(networks or (network(MONTHLY),), BERLIN, NOVEMBER)
     return made
 
 
@@ -107,7 +107,7 @@ def restarted(history: History, ledger: Ledger, now: float) -> Ledger:
     assert history.flush(now, now, {}, ledger.changes())
     ledger.written()
     later = Ledger(history.budgets(), lambda: True, is_shared=True)
-    later.use((network(MONTHLY),), BERLIN, now)
+    later.configure((network(MONTHLY),), BERLIN, now)
     return later
 
 
@@ -251,14 +251,14 @@ def test_nothing_is_told_while_the_clock_is_not_synchronised() -> None:
 
 def test_totals_are_told_where_nothing_synchronises_the_clock() -> None:
     ledger = Ledger({}, None, is_shared=True)
-    ledger.use((network(MONTHLY),), BERLIN, NOVEMBER)
+    ledger.configure((network(MONTHLY),), BERLIN, NOVEMBER)
     count(ledger, to(ONE, 100))
     assert told_to_others(ledger) == {ONE: 100}
 
 
 def test_ledger_of_a_proxy_alone_keeps_nothing_for_others() -> None:
     ledger = Ledger({}, lambda: True)
-    ledger.use((network(MONTHLY),), BERLIN, NOVEMBER)
+    ledger.configure((network(MONTHLY),), BERLIN, NOVEMBER)
     count(ledger, to(ONE, 100))
     assert told_to_others(ledger, Scope.ALL) == {}
     (use,) = ledger.uses(NOVEMBER)

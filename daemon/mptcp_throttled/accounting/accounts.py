@@ -1,4 +1,4 @@
-"""The sums of access networks and clients, brought up to date at each observation, their history, and budgets."""
+"""What access networks and clients carry: sums, their history and budgets, updated at each observation."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _log = logging.getLogger("mptcp-throttled")
 
 _MAX_CLOSED: Final = 100_000
 _TURN_SECONDS: Final = 0.0005
-"""A thread that waits for a lock needs longer to wake up than another one to take the lock again."""
+"""The pause between portions: without it this thread would take the lock again before a waiting one wakes up."""
 
 SETTLE_SECONDS: Final = 60.0
-"""How long what sockets carried before the first look waits for a database that cannot be read."""
+"""How long to wait for a database that cannot be read, until what sockets carried before the first look is ignored."""
 
 RTT_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Upper bounds, in seconds, of the ranges in which RTTs are counted; one range more is above them."""
+"""Upper bounds, in seconds, of the ranges in which RTTs are counted. One more range is above the last."""
 
 
 class NetworkAccounts(NamedTuple):
@@ -48,10 +48,12 @@ class NetworkAccounts(NamedTuple):
 
 
 class Accounts:
-    """What networks have carried since the daemon's start, in `networks`; clients are in the history only.
+    """Counts what networks and clients carry. For any thread.
 
-    What counts in budgets is in the `ledger`, too, with TCP without MPTCP. `tell` is given what the operator is to be
-    told of them, and called when a stage is reached or left. `budgets_changed` is called after `change_budgets`.
+    `networks` has the sums of networks since the daemon's start; those of clients are in the history only. What counts
+    in budgets, also TCP without MPTCP, is counted in the `ledger`. `tell` is given what the operator is to be told of
+    budgets, and is called, perhaps with nothing, when a stage is reached or left. `budgets_changed` is called after an
+    operator or another proxy has changed what is left of budgets.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Accounts:
         self.budgets_changed: Callable[[], None] = lambda: None
 
     def note_closed(self, closed: Iterable[ClosedSubflow]) -> None:
-        """These have closed; the next look counts them."""
+        """These subflows have closed; the next look counts what they have carried."""
         self._closed.extend(closed)
 
     def look(
@@ -107,7 +109,7 @@ class Accounts:
         spent = self._ledger.spent
         self._read_budgets()
         zone = snapshot.facts.wall_clock.zone
-        told: list[BudgetChange] = [*self._ledger.use(snapshot.networks, zone, self._clock.time())]
+        told: list[BudgetChange] = [*self._ledger.configure(snapshot.networks, zone, self._clock.time())]
         with_tcp = self._ledger.has_budgets
         if with_tcp and not self._with_tcp:
             meter.ignore({socket.cookie: socket.totals for socket in sockets.values() if not socket.is_mptcp})
@@ -135,7 +137,7 @@ class Accounts:
         self._history.add(self._clock.time(), sums.items())
 
     def _read_budgets(self) -> None:
-        """Go on from what an earlier instance has written, if that could not be read before."""
+        """Read the budgets that an earlier instance has written, if that was not possible before."""
         if self._ledger.is_unread and (stored := self._history.budgets()) is not None:
             self._ledger.adopt(stored, self._clock.time())
 
@@ -158,11 +160,11 @@ class Accounts:
 
     @property
     def seconds_to_next_stage(self) -> float | None:
-        """In how long a stage of a budget is reached at the present rates; None: there are no budgets."""
+        """In how many seconds a stage of a budget is reached at the present rates; None: there are no budgets."""
         return self._ledger.seconds_to_next_stage if self._ledger.has_budgets else None
 
     def change_budgets(self, change: Callable[[Ledger, float], Sequence[BudgetChange]]) -> bool:
-        """Let `change` change the ledger, `at` a time in seconds since the epoch; whether that is written."""
+        """Call `change` with the ledger and the time in seconds since the epoch; whether its changes are written."""
         with self._lock:
             self._tell(change(self._ledger, self._clock.time()))
             is_written = self.flush()
@@ -170,7 +172,7 @@ class Accounts:
         return is_written
 
     def own_totals(self, scope: Scope) -> list[OwnTotal]:
-        """What other proxies are to know of budgets; what has changed is told once.
+        """The totals of budgets that other proxies are to know. Those that have changed are told once.
 
         If there are many, other threads can use the accounts in between.
         """
@@ -186,7 +188,7 @@ class Accounts:
                 time.sleep(_TURN_SECONDS)
 
     def note_elsewhere(self, used: Sequence[UsedElsewhere]) -> None:
-        """So much was used of budgets at other proxies."""
+        """Take what was `used` of budgets at other proxies."""
         with self._lock:
             spent = self._ledger.spent
             told, is_near = self._ledger.note_elsewhere(used, self._clock.time())
@@ -197,7 +199,7 @@ class Accounts:
             self.budgets_changed()
 
     def stages_ahead(self, applied: Spent) -> list[StageAhead]:
-        """The stages that subjects are near to, beyond those that are `applied`."""
+        """The stages that subjects are near to, without those that are `applied` already."""
         with self._lock:
             return self._ledger.stages_ahead(applied, self._clock.time())
 
@@ -207,13 +209,13 @@ class Accounts:
             return self._ledger.uses(self._clock.time())
 
     def budget_uses_of(self, network: str, client: Address) -> list[BudgetUse]:
-        """The budgets in which a client of a network, by its first address, has a part, as they are now."""
+        """The budgets that count what a client carries on a network, by its first address there, as they are now."""
         with self._lock:
             return self._ledger.uses_of(network, client, self._clock.time())
 
     @property
     def budget_problem(self) -> str | None:
-        """Why periods of budgets do not begin that are due; None: there are none."""
+        """Why no period of a budget begins although one is due; None: none is due."""
         return self._ledger.problem
 
     def budget_totals(self) -> list[BudgetTotals]:
@@ -226,7 +228,7 @@ class Accounts:
         with self._lock:
             now = self._clock.monotonic()
             self._flush_at = now + FLUSH_SECONDS
-            # Nothing takes the place of what could not be read.
+            # What could not be read is not overwritten.
             if self._meter is None or self._unsettled is not None:
                 return False
             if self._renewals != self._history.renewals:
@@ -240,7 +242,7 @@ class Accounts:
             return is_written and changes is not None
 
     def close(self) -> None:
-        """Write the history for the last time."""
+        """Write the history and the budgets for the last time, and close the database."""
         self.flush()
         self._history.close()
 
@@ -253,7 +255,7 @@ class Accounts:
         return Meter({}, {socket.cookie: socket.totals for socket in sockets.values()})
 
     def _settle(self, meter: Meter) -> None:
-        """Go on from what an earlier instance has counted, if that could not be read at the first look."""
+        """Continue from what an earlier instance has counted, if that could not be read at the first look."""
         if self._unsettled is None:
             return
         counted = self._history.counted()
@@ -270,7 +272,10 @@ class Accounts:
             yield self._closed.popleft()
 
     def _note_other_ports(self, snapshot: Snapshot) -> None:
-        """Know the proxy of subflows on other ports than that of their connection, until the look after their end."""
+        """Remember by which port of a proxy the connection of a subflow on another port was accepted.
+
+        It is remembered until the look after the subflow's end, which counts its last bytes.
+        """
         if not self._proxies.are_named or snapshot.connections is self._connections:
             return
         self._connections = snapshot.connections
@@ -283,7 +288,7 @@ class Accounts:
         self._accepted_by, self._latest = {**self._latest, **live}, live
 
     def _located_clients(self, carried: Iterable[Metered]) -> list[tuple[AccessNetwork, Address, Metered]]:
-        """With network and client, without the addresses that are in no access network."""
+        """What was carried, with access network and client; what addresses in no access network carried is left out."""
         located = []
         for each in carried:
             address = each.ends.client.address
@@ -297,7 +302,7 @@ class Accounts:
 def _sums(
     carried: Iterable[tuple[AccessNetwork, Address, Traffic]],
 ) -> tuple[dict[Account, Traffic], dict[str, list[int]]]:
-    """By network and by client; and RTTs by network."""
+    """The sums by network and by client, and the numbers of RTT samples in each range by network."""
     sums: dict[Account, Traffic] = {}
     rtts: dict[str, list[int]] = {}
     for network, client, traffic in carried:
@@ -311,8 +316,8 @@ def _sums(
 
 
 def _accounts_of(network: AccessNetwork, client: Address) -> tuple[Account, ...]:
-    """What a client has its history under: the name of its device, in all networks and in this one, or its first
-    address."""
+    """The accounts of a client in the history: those of its device, in all networks and in this one, or that of its
+    first address."""
     device = network.devices.by_first.get(client)
     if device is None:
         return (Account(Kind.CLIENT, str(client)),)
@@ -328,7 +333,7 @@ def _live(
     *,
     with_tcp: bool,
 ) -> Iterator[tuple[FourTuple, LiveSubflow]]:
-    """The subflows among the sockets, and `with_tcp` the sockets without MPTCP on these ports of the proxy."""
+    """The sockets of subflows, and `with_tcp` also those of TCP without MPTCP on these ports of the proxy."""
     unknown = {ends for ends, socket in sockets.items() if socket.is_mptcp and not meter.knows(socket.cookie)}
     if unknown:
         unknown -= {decision.subflow.ends for decision in snapshot.all_decisions()}

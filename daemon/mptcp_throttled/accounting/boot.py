@@ -1,4 +1,4 @@
-"""Which boot of this host it is: socket cookies mean nothing after the next one."""
+"""Identifies the present boot of this host: socket cookies are unique during one boot only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 def boot_identifier(run_directory: Path) -> str:
     """A random text, the same for every instance until the next boot, which empties `run_directory`.
 
-    The kernel's own (/proc/sys/kernel/random/boot_id) is hidden from the service: systemd.exec(5), ProcSubset=pid. If
-    the directory cannot be written, every instance has another text.
+    The kernel's identifier (/proc/sys/kernel/random/boot_id) is hidden from the service: systemd.exec(5),
+    ProcSubset=pid. If the directory cannot be written, every instance has another text.
     """
     file, new = run_directory / "boot", str(uuid.uuid4())
     with suppress(OSError):

@@ -22,14 +22,15 @@ _NOTHING: Final = Elsewhere()
 
 
 class BudgetUse(NamedTuple):
-    """A budget of `owner`, a network or a device, and a subject of it as it is `at` a time.
+    """What a subject has used of a budget at the time `at`. `owner` is the network or device that has the budget.
 
-    `spent_stages` are reached, `left` bytes are not used, additions included.
-    `recent_rate` is at which it was used lately, in bytes/s; None: not known. `leaving` are the parts of a rolling
-    budget: when each does not count any more, and its bytes; its `period` is the time that counts. In the `free` window
-    that holds now, nothing is used, and no stage narrows a rate. `is_overdue`: the clock says that its period has
-    ended, but is not trusted. The part of the use that was counted at other proxies is `elsewhere`; None: these are not
-    counted.
+    `spent_stages` is the number of stages reached, `left` the bytes not used, additions included. `recent_rate` is the
+    rate of late use in bytes/s; None: not known. `is_overdue`: the clock says that the period has ended, but is not
+    trusted. `free` is the window that holds now in which nothing counts and no stage narrows a rate. `elsewhere` is the
+    part of the use at other proxies; None: they are not counted.
+
+    Of a rolling budget, `period` is the time that counts, and `leaving` has for each part when it stops counting, in
+    seconds since the epoch, and its bytes.
     """
 
     owner: str
@@ -49,10 +50,7 @@ class BudgetUse(NamedTuple):
 
 
 class BudgetTotals(NamedTuple):
-    """A budget of a network or device, or of all clients of a network together.
-
-    How much is used at this proxy, and how many have reached each stage.
-    """
+    """A budget over all its subjects: bytes `used` at this proxy, and how many subjects have `reached` each stage."""
 
     owner: str
     budget: Budget
@@ -65,18 +63,17 @@ class BudgetAccount:
     """What is known of a budget of `owner`, a network or a device, by its name.
 
     It counts in these `networks`. Of a device, `firsts` are its first addresses there, by network; its only subject is
-    None.
+    None. Of a `rolling` budget, `period` is the present part.
 
-    `levels` has how many stages a subject has reached, and whether the operator was warned. `changed` and
-    `changed_additions` are the subjects of which not all is written, nor is the period if it `is_new`. `rolled_over`
-    and `is_provisional` are as in `StoredPeriod`. `total` is what all subjects have used.
+    `levels` has how many stages a subject has reached, and whether the operator was warned. `total` is the sum of what
+    all subjects have used, in bytes. `published_ends` has when the last stage of a subject ends, as rules were told.
+    `rolled_over` and `is_provisional` are as in `StoredPeriod`.
 
-    Of a `rolling` budget, the period is the present part. `until` is when the last stage of a subject ends, as rules
-    were told.
+    Not written to the database yet: the period if it `is_new`, the use of the subjects in `changed`, the additions of
+    those in `changed_additions`, and what is `elsewhere` of those in `changed_elsewhere`.
 
-    What other proxies have counted is `elsewhere`, of which that of `changed_elsewhere` is not written, and that of
-    `kept_elsewhere` was read by an earlier instance. `shared` has the subjects of which they are to know more; None:
-    this budget is not shared.
+    `elsewhere` is what other proxies have counted; an earlier instance has read that of the subjects in
+    `kept_elsewhere`. `shared` has the subjects whose totals they do not know yet; None: this budget is not shared.
     """
 
     owner: str
@@ -95,7 +92,7 @@ class BudgetAccount:
     is_provisional: bool = False
     total: int = 0
     rolling: RollingUse | None = None
-    until: dict[Subject, float | None] = field(default_factory=dict)
+    published_ends: dict[Subject, float | None] = field(default_factory=dict)
     elsewhere: dict[Subject, Elsewhere] = field(default_factory=dict)
     changed_elsewhere: set[Subject] = field(default_factory=set)
     kept_elsewhere: set[Subject] = field(default_factory=set)
@@ -112,30 +109,31 @@ class BudgetAccount:
         return self.budget.per is Per.CLIENT and not self.firsts
 
     def additions_of(self, subject: Subject) -> tuple[Addition, ...]:
-        """What was added for a subject. One that has used nothing of the period before has all of that."""
+        """The additions for a subject. After a roll-over, one without any entry has not used the period before: it has
+        the whole amount of that."""
         amount = self.budget.amount
         if self.rolled_over and subject not in self.uses and subject not in self.additions:
             return (Addition(amount, amount, self.period.end),)
         return self.additions.get(subject, ())
 
     def use_everywhere(self, subject: Subject) -> Use:
-        """What it has used at this proxy and at all others."""
+        """What a subject has used at this proxy and at all others."""
         own, elsewhere = self.uses.get(subject, _NO_USE), self.elsewhere.get(subject)
         return own if elsewhere is None else own._replace(used=own.used + elsewhere.used)
 
     def forget_elsewhere(self) -> None:
-        """Nothing is known of other proxies."""
+        """Forget what other proxies have counted."""
         self.elsewhere.clear()
         self.changed_elsewhere.clear()
         self.kept_elsewhere.clear()
 
     def share_all(self) -> None:
-        """Let other proxies know of all that is used."""
+        """Tell other proxies what each subject has used."""
         if self.shared is not None:
             self.shared.note_all(self.uses)
 
     def adopt(self, stored: StoredAccount) -> None:
-        """Go on from what is stored; what was counted meanwhile is added."""
+        """Continue from what is stored, and add what was counted meanwhile."""
         uses = {subject: use.plus(self.uses.get(subject, Use())) for subject, use in stored.uses.items()}
         additions = {
             subject: (*stored.additions.get(subject, ()), *self.additions.get(subject, ()))
@@ -155,7 +153,7 @@ class BudgetAccount:
         self.total, self.is_new = sum(use.used for use in self.uses.values()), False
 
     def set_use(self, subject: Subject, use: Use, additions: tuple[Addition, ...]) -> None:
-        """Have a subject use as much, and this left of what was added."""
+        """Set what a subject has used, and its additions."""
         before = self.uses.get(subject, Use())
         self.total += use.used - before.used
         self.uses[subject] = use
@@ -166,7 +164,7 @@ class BudgetAccount:
             self.set_additions(subject, additions)
 
     def set_additions(self, subject: Subject, additions: tuple[Addition, ...]) -> None:
-        """Have this left of what was added."""
+        """Set the additions of a subject."""
         self.changed_additions.add(subject)
         if additions:
             self.additions[subject] = additions
@@ -174,7 +172,7 @@ class BudgetAccount:
             del self.additions[subject]
 
     def forget_uses(self) -> int:
-        """Begin again; how many subjects had reached a stage."""
+        """Forget what was used; how many subjects had reached a stage."""
         freed = sum(stages > 0 for stages, _ in self.levels.values())
         if self.shared is not None:
             self.shared.note_forgotten(self.uses)
@@ -191,8 +189,8 @@ class BudgetAccount:
         return (ahead - fraction) * self.budget.amount
 
     def use_of(self, subject: Subject, at: float, now: float) -> BudgetUse:
-        """What a subject has used at a time, in seconds since the epoch, `now` in monotonic seconds."""
-        use, additions = self.use_everywhere(subject), tuple(held(self.additions_of(subject), at))
+        """What a subject has used now: `at` in seconds since the epoch, `now` in monotonic seconds."""
+        use, additions = self.use_everywhere(subject), tuple(unexpired(self.additions_of(subject), at))
         left = max(self.budget.amount - use.used, 0) + sum(addition.left for addition in additions)
         stages, _ = self.levels.get(subject, NO_LEVEL)
         recent = self.recent.rate(subject, now)
@@ -213,17 +211,20 @@ class BudgetAccount:
         return BudgetTotals(self.owner, self.budget, self.total, of_each)
 
     def stage_ends(self, subject: Subject, at: float) -> float | None:
-        """When the last stage that a subject has reached ends, if it uses nothing more; None: not known."""
+        """When the last stage that a subject has reached ends, if it uses nothing more; None: never.
+
+        In seconds since the epoch, as is the present time `at`.
+        """
         if self.rolling is None:
             return self.period.end
         stages, _ = self.levels.get(subject, NO_LEVEL)
-        used = self.uses.get(subject, Use()).used - sum(each.left for each in held(self.additions_of(subject), at))
+        used = self.uses.get(subject, Use()).used - sum(each.left for each in unexpired(self.additions_of(subject), at))
         return self.rolling.falls_at(subject, used - self.budget.stages[stages - 1].at * self.budget.amount)
 
 
 def used_fraction(budget: Budget, use: Use, additions: Iterable[Addition], at: float) -> float:
-    """Which part of a budget is used at a time, in seconds since the epoch. What was added and is left lowers it."""
-    return (use.used - sum(addition.left for addition in held(additions, at))) / budget.amount
+    """The fraction of a budget that is used, unexpired additions deducted, `at` in seconds since the epoch."""
+    return (use.used - sum(addition.left for addition in unexpired(additions, at))) / budget.amount
 
 
 def reached_stages(budget: Budget, fraction: float) -> int:
@@ -234,9 +235,9 @@ def reached_stages(budget: Budget, fraction: float) -> int:
 def charge(
     use: Use, additions: tuple[Addition, ...], amount: int, without_mptcp: int, at: float
 ) -> tuple[Use, tuple[Addition, ...]]:
-    """Use `amount` bytes, `without_mptcp` of them so: first of what was added, in the order in which it ends."""
+    """Use `amount` bytes, of which `without_mptcp` without MPTCP: of the additions first, the earliest to end first."""
     left: list[Addition] = []
-    for addition in sorted(held(additions, at), key=lambda each: (each.until is None, each.until or 0.0)):
+    for addition in sorted(unexpired(additions, at), key=lambda each: (each.until is None, each.until or 0.0)):
         part = min(addition.left, amount)
         amount -= part
         if addition.left > part:
@@ -244,6 +245,6 @@ def charge(
     return Use(use.used + amount, use.without_mptcp + min(without_mptcp, amount)), tuple(left)
 
 
-def held(additions: Iterable[Addition], at: float) -> Iterator[Addition]:
-    """What was added and still holds at a time, in seconds since the epoch."""
+def unexpired(additions: Iterable[Addition], at: float) -> Iterator[Addition]:
+    """The additions that have not ended `at` a time, in seconds since the epoch."""
     return (addition for addition in additions if addition.until is None or addition.until > at)

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Final
 
 STAY_SECONDS: Final = 3600.0
-"""How long a clock must run on from where it is, until it is trusted, if nothing tells whether it is right."""
+"""If nothing tells whether a clock is right, it is trusted after it has run without a step for this time."""
 
 _STEP_SECONDS: Final = 1.0
 
 
 class ClockTrust:
-    """What is known of the wall clock. `is_synchronised` tells whether it is right; None: nothing does.
+    """Whether the wall clock may be believed. `is_synchronised` tells whether it is right; None: nothing tells.
 
-    While it is not `may_begin`, no period begins. While it is not `is_trusted`, it may have jumped ahead by mistake: no
-    period begins before which a whole one is left out.
+    Without `may_begin`, no period begins. Without `is_trusted`, the clock may have jumped ahead by mistake: then only
+    the period that follows the present one begins, but none after a gap.
     """
 
     def __init__(self, is_synchronised: Callable[[], bool] | None) -> None:
@@ -27,11 +27,11 @@ class ClockTrust:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether something tells that it is right."""
+        """Whether `is_synchronised` says that it is right."""
         return self._is_synchronised is not None and self.is_trusted
 
     def look(self, at: float, seconds: float) -> None:
-        """It shows `at`, in seconds since the epoch, and so many `seconds` have passed since the last look."""
+        """The clock shows `at` (seconds since the epoch); by the monotonic clock, `seconds` after the last look."""
         is_step = self._at is None or abs(at - self._at - seconds) > _STEP_SECONDS
         self._steady = 0.0 if is_step else self._steady + seconds
         self._at = at

@@ -1,8 +1,8 @@
-"""What caps save and cost: connections with caps compared with the control group, which has none.
+"""What caps save and cost: connections with caps are compared with the control group, which has none.
 
-Nothing is kept of a connection but its part of sums, which are whole numbers and so exact. Differences have confidence
-intervals of 95 % by Welch's test (The Significance of the Difference Between Two Means, 1938), those of a ratio by the
-delta method.
+Of each connection only its contribution to sums is kept; these are whole numbers, and so exact. Differences have
+confidence intervals of 95 % by Welch's test (The Significance of the Difference Between Two Means, 1938), those of
+ratios by the delta method.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from typing import Final, NamedTuple
 from mptcp_throttled.vocabulary.control_group import EndedConnection
 
 MIN_CONNECTIONS: Final = 30
-"""In the smaller group, for a confidence interval."""
+"""The fewest connections of each group for which there is a confidence interval."""
 
 KEPT_DAYS: Final = 62
-"""For how many days sums are kept: for two months."""
+"""For how many days sums are kept: two months."""
 
 MIN_DOWNLOAD_BYTES: Final = 1_000_000
-"""Of a connection whose rate counts."""
+"""The least payload of a connection whose rate counts."""
 
 _NORMAL: Final = NormalDist().inv_cdf(0.975)
 
 
 class Sums(NamedTuple):
-    """Of whole numbers: how many there are, their sum, and that of their squares."""
+    """The number of some whole numbers, their sum, and the sum of their squares."""
 
     number: int = 0
     total: int = 0
     squares: int = 0
 
     def plus(self, value: int) -> Sums:
-        """With one more."""
+        """The sums with one more number."""
         return Sums(self.number + 1, self.total + value, self.squares + value * value)
 
     def with_all_of(self, sums: Sums) -> Sums:
-        """With those of other sums."""
+        """The sums of both."""
         return Sums(self.number + sums.number, self.total + sums.total, self.squares + sums.squares)
 
     @property
     def mean(self) -> float | None:
-        """None if there are none."""
+        """The mean of the numbers; None if there are none."""
         return self.total / self.number if self.number else None
 
 
 class GroupSums(NamedTuple):
-    """Of the connections of a group that have ended.
+    """Sums over the connections of a group that have ended.
 
-    `sent` are the bytes of payload of each, `sent_with_cap` those over networks with a cap, `products` the sum of their
-    products. `rates` are in bytes/s, of the connections that sent `MIN_DOWNLOAD_BYTES`.
+    `sent` sums up the bytes of payload of each, `sent_with_cap` those over networks with a cap, `products` the products
+    of both. `rates` sums up the rates, in bytes/s, of connections that sent at least `MIN_DOWNLOAD_BYTES`.
     """
 
     sent: Sums = Sums()
@@ -72,7 +72,7 @@ class GroupSums(NamedTuple):
         )
 
     def with_all_of(self, sums: GroupSums) -> GroupSums:
-        """With the connections of other sums."""
+        """The sums over the connections of both."""
         return GroupSums(
             self.sent.with_all_of(sums.sent),
             self.sent_with_cap.with_all_of(sums.sent_with_cap),
@@ -120,7 +120,7 @@ class ComparedGroups(NamedTuple):
 
 
 class DaySums(NamedTuple):
-    """Of the connections that ended on a day."""
+    """The sums over connections that ended on a day, by group."""
 
     capped: GroupSums = GroupSums()
     control: GroupSums = GroupSums()
@@ -132,19 +132,19 @@ class DaySums(NamedTuple):
         return self._replace(capped=self.capped.plus(connection))
 
     def with_all_of(self, day: DaySums) -> DaySums:
-        """With the connections of another day."""
+        """The sums over the connections of both days."""
         return DaySums(self.capped.with_all_of(day.capped), self.control.with_all_of(day.control))
 
 
 ByDay = Mapping[str, DaySums]
-"""By day, as `2026-11-28`."""
+"""The sums by day, such as `2026-11-28`."""
 
 
 class Comparison:
-    """Adds up what ends; `share` of all connections are in the control group.
+    """Adds up connections that have ended; `share` of all connections are in the control group.
 
-    `earlier` is what earlier instances have kept by day, `own` what this one has; `today` tells the present day. `note`
-    is for one thread, `groups` and `own` for any: they are replaced, not changed.
+    `groups` has the sums since the daemon's start, `own` these by day. `earlier` has the sums of earlier instances;
+    `today` tells the present day. `note` is for one thread, `groups` and `own` for any: they are replaced, not changed.
     """
 
     def __init__(self, share: float, earlier: ByDay = MappingProxyType({}), today: Callable[[], str] = str) -> None:

@@ -1,4 +1,4 @@
-"""When a budget will be spent, if what it is for goes on as it did."""
+"""When a budget will be spent, if it is used at the same rate as before."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 from mptcp_throttled.accounting.budget_account import BudgetUse
 
 _LEAST_PART: Final = 1 / 30
-"""Of a period must be over, until what was used in it says anything: a day of a month."""
+"""The fraction of a period after which its use is enough for a forecast: a day of a month."""
 
 
 class Forecast(NamedTuple):
     """When a budget will be spent, in seconds since the epoch; None: not before its period ends.
 
-    `earliest` and `latest` are by the higher and the lower of the rates that are known, `spent_at` by their mean.
+    `earliest` is by the highest known rate, `latest` by the lowest, `spent_at` by their mean.
     """
 
     spent_at: float | None
@@ -33,9 +33,9 @@ def forecast(use: BudgetUse) -> Forecast | None:
 
 
 def _rates(use: BudgetUse) -> Iterable[float]:
-    """In bytes/s: over the present period, and of the last hours, as far as they are known."""
+    """The known rates of use in bytes/s: over the present period, and in the last hours."""
     length = use.period.end - use.period.start
-    # What was used first of a rolling budget leaves after its length.
+    # The oldest use of a rolling budget began one length of the budget before it leaves.
     began = use.leaving[0][0] - length if use.leaving else use.period.start
     if use.at - began >= length * _LEAST_PART:
         yield use.use.used / (use.at - began)
@@ -44,7 +44,7 @@ def _rates(use: BudgetUse) -> Iterable[float]:
 
 
 def _spent(use: BudgetUse, rate: float) -> float | None:
-    """At this rate in bytes/s; what leaves a rolling budget can be used again."""
+    """When the budget is spent at this rate, in bytes/s. What leaves a rolling budget can be used again."""
     until = use.at + use.period.end - use.period.start if use.budget.rolling else use.period.end
     left = use.left
     for time, amount in (*use.leaving, (until, 0)):

@@ -1,10 +1,11 @@
 """The history of what networks and clients have carried, in SQLite: by second, by minute and by hour; and budgets.
 
-It is written at the first observation that comes `FLUSH_SECONDS` after the last writing: a killed daemon loses at most
-twice that. Beside it is what has been counted of each live socket: the next instance goes on from there. What is used
-of budgets is written with it, so that no byte is used twice or not at all (`ledger_rows`). A damaged
-database is set aside, and the history begins again. A database of an earlier version is kept, and gets the columns that
-it lacks. While it cannot be written, sums are kept in memory as long as they fit.
+It is written by the first observation after `FLUSH_SECONDS`: a daemon that is killed loses at most twice that. What was
+counted of each live socket is written with it, so that the next instance continues from there; so is the use of budgets
+(`ledger_rows`), so that no byte counts twice or not at all.
+
+A damaged database is set aside, and the history begins again. A database of an earlier version is kept, and gets the
+columns that it lacks. While the database cannot be written, sums are kept in memory as long as they fit.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ _log = logging.getLogger("mptcp-throttled")
 
 FLUSH_SECONDS: Final = 5.0
 KEPT: Final = {1: 600, 60: 86_400, 3600: 60 * 86_400}
-"""For how many seconds the rows of a resolution, in seconds, are kept."""
+"""By resolution, in seconds: for how many seconds its rows are kept."""
 
 MAX_CLIENT_ROWS: Final = 200_000
-"""Of one resolution, and so many of paths. With very many, their history is shorter; that of networks is not."""
+"""The most rows of clients of one resolution, and the most of paths. If there were more, the oldest are removed."""
 
 _MAX_PENDING: Final = 100_000
 _CLOCK_STEP_SECONDS: Final = 60.0
 _PAGE_BYTES: Final = 4096
 _MAX_BYTES: Final = 256 * 2**20
-# The cookie, and the totals without what is `steered`, which the next instance counts from 0 again.
+# The cookie, and the totals without `steered`: its programs count from 0 in the next instance.
 _COUNTED: Final = Struct("=QQQQIIII")
 _COLUMNS: Final = tuple(field.name for field in fields(Traffic))
 _values: Final[Callable[[Traffic], tuple[float, ...]]] = attrgetter(*_COLUMNS)  # astuple would copy each value
@@ -85,9 +86,9 @@ class Kind(StrEnum):
 
 
 class Account(NamedTuple):
-    """A network by its name, or a client by its address or prefix; a device, in all networks, by its name.
+    """What has a history: a network by its name, or a client by the name of its device or by its first address.
 
-    A device on one network is a path: of an address, the client is on one network anyway.
+    A path is a device on one network. A client by its address is on one network anyway.
     """
 
     kind: Kind
@@ -100,14 +101,14 @@ class Account(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What was counted of `sockets`, by cookie, since the boot. `is_first`: there was no instance that could count."""
+    """What was counted of `sockets`, by cookie, since the boot. `is_first`: there was no instance before that could."""
 
     sockets: Mapping[int, SocketTotals]
     is_first: bool
 
 
 class _Written(NamedTuple):
-    """What was written of live sockets, whether TCP without MPTCP was counted, and what names the ledger."""
+    """What was written last: what was counted of live sockets, whether `with_tcp`, and the name of the ledger."""
 
     sockets: bytes
     with_tcp: bool
@@ -115,7 +116,7 @@ class _Written(NamedTuple):
 
 
 class ClientSums(NamedTuple):
-    """Parts of the traffic of a client, whose address, prefix or device is its `name`."""
+    """Parts of the traffic of a client; `name` is that of its account."""
 
     name: str
     ip_sent: int
@@ -126,8 +127,8 @@ class ClientSums(NamedTuple):
 class HourOfWaiting(NamedTuple):
     """How long data of clients waited in the hour that began at `start`, in seconds since the epoch.
 
-    `clients` have carried something, of which `waiting` had data that waited. `p99_ms` is the most milliseconds of all
-    but one in a hundred of them, `worst_ms` that of all, and `held_back_ms` the sum.
+    `clients` is how many have carried something, `waiting` how many of them had data that waited. Over these `clients`,
+    `p99_ms` is the 99th percentile of the milliseconds that data waited, `worst_ms` the most, `held_back_ms` the sum.
     """
 
     start: int
@@ -146,24 +147,24 @@ class HourOfWaiting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
-    """What an account carried from `start` (seconds since the epoch), for as long as the resolution."""
+class HistoryRow:
+    """What an account carried from `start` (seconds since the epoch) for the length of the resolution."""
 
     start: int
     traffic: Traffic
 
 
-def together(periods: Iterable[Period]) -> list[Period]:
-    """The sums of periods with the same start, the oldest first."""
+def summed(periods: Iterable[HistoryRow]) -> list[HistoryRow]:
+    """The rows of several accounts, those with the same start added up; the oldest first."""
     sums: dict[int, Traffic] = {}
     for period in periods:
         before = sums.get(period.start)
         sums[period.start] = period.traffic if before is None else before.plus(period.traffic)
-    return [Period(start, sums[start]) for start in sorted(sums)]
+    return [HistoryRow(start, sums[start]) for start in sorted(sums)]
 
 
 def resolution_for(seconds: float) -> int:
-    """The finest resolution that is kept for so long, in seconds."""
+    """The finest resolution that is kept for this number of seconds."""
     return next((resolution for resolution, kept in KEPT.items() if seconds <= kept), max(KEPT))
 
 
@@ -183,7 +184,7 @@ class History:
         self._problem: str | None = None
         self._clocks: tuple[float, float] | None = None
         self._prune_at = 0.0
-        # What could not be read stays as it is: each instance writes its own sums.
+        # Each instance writes its own sums of days: those of an earlier one that cannot be read stay as they are.
         self._instance = secrets.token_hex(8)
         self._ledger: str | None = None
         self._days: Mapping[str, DaySums] = {}
@@ -216,17 +217,16 @@ class History:
         *,
         with_tcp: bool = False,
     ) -> bool:
-        """Write what was added, what has been counted of live sockets, and budgets; remove what is too old.
+        """Write what was added, what was counted of live sockets, and changes of budgets; remove what is too old.
 
         `now` is in seconds since the epoch, `monotonic` in monotonic seconds. `with_tcp`: TCP without MPTCP is counted.
         Returns whether all is written.
         """
         with self._lock:
             try:
-                database = self._database or self._open()
+                database = self._opened()
                 if database is None:
                     return False
-                self._database = database
                 try:
                     self._write(database, counted, budgets, with_tcp=with_tcp)
                     self._pending.clear()
@@ -250,7 +250,7 @@ class History:
         *,
         with_tcp: bool,
     ) -> None:
-        # What has not changed is not written again: a proxy's disk may be a flash memory.
+        # What has not changed is not written again: a proxy's disk may be flash memory.
         before, written = self._written, _Written(_packed(counted), with_tcp, self._ledger)
         with database:
             if self._pending:
@@ -279,7 +279,7 @@ class History:
         self._room -= len(self._pending)
 
     def _note_error(self, error: Exception) -> None:
-        """Say what has failed; if the database is damaged, set it aside, and begin another."""
+        """Log what has failed; if the database is damaged, set it aside, and begin another."""
         self._note(str(error))
         if type(error) is sqlite3.DatabaseError:
             if self._database is not None:
@@ -288,14 +288,14 @@ class History:
             self._written_days, self._written = {}, None
             self.renewals += 1
 
-    def read(self, account: Account, resolution: int, since: float) -> list[Period]:
-        """What an account carried, the oldest first; seconds since the epoch. Without what `flush` has not written."""
+    def read(self, account: Account, resolution: int, since: float) -> list[HistoryRow]:
+        """The rows of an account since then (seconds since the epoch), the oldest first, as far as they are written."""
         rows = self._select(
             f"SELECT start, {', '.join(_COLUMNS)} FROM traffic"  # noqa: S608
             " WHERE resolution = ? AND kind = ? AND name = ? AND start >= ? ORDER BY start",
             (resolution, *account, since),
         )
-        return [Period(start, Traffic(*values)) for start, *values in rows]
+        return [HistoryRow(start, Traffic(*values)) for start, *values in rows]
 
     def top_clients(self, since: float, number: int) -> list[ClientSums]:
         """The clients to which most IP bytes were sent since then (seconds since the epoch), by minute; most first."""
@@ -307,9 +307,9 @@ class History:
         return list(itertools.starmap(ClientSums, rows))
 
     def held_back_by_client(self, since: float) -> dict[str, int]:
-        """The milliseconds that data of each client waited since then (seconds since the epoch), by minute, by name.
+        """By name of an account, the milliseconds that data of a client waited since then (seconds since the epoch).
 
-        Without the clients whose data did not wait.
+        By minute; clients whose data did not wait are left out.
         """
         rows = self._select(
             "SELECT name, SUM(held_back_ms) FROM traffic"
@@ -319,7 +319,7 @@ class History:
         return dict(rows)
 
     def days(self) -> dict[str, DaySums]:
-        """What all instances have kept by day of the comparison with the control group."""
+        """The sums for the comparison with the control group, of all instances, by day."""
         kept: dict[str, DaySums] = {}
         for day, text in self._select("SELECT day, sums FROM compared", ()):
             try:
@@ -344,10 +344,10 @@ class History:
         """What an earlier instance has counted of live sockets; None while the database cannot be read."""
         with self._lock:
             try:
-                self._database = self._database or self._open()
-                if self._database is None:
+                database = self._opened()
+                if database is None:
                     return None
-                rows = self._database.execute("SELECT sockets FROM counted WHERE boot = ?", (self._boot,)).fetchall()
+                rows = database.execute("SELECT sockets FROM counted WHERE boot = ?", (self._boot,)).fetchall()
             except sqlite3.Error as error:
                 self._note_error(error)
                 return None
@@ -357,10 +357,10 @@ class History:
         """What is stored of budgets; None while the database cannot be read."""
         with self._lock:
             try:
-                self._database = self._database or self._open()
-                if self._database is None:
+                database = self._opened()
+                if database is None:
                     return None
-                accounts, bad = read_accounts(self._database)
+                accounts, bad = read_accounts(database)
             except sqlite3.Error as error:
                 self._note_error(error)
                 return None
@@ -369,23 +369,23 @@ class History:
         return accounts
 
     def ledger(self) -> str | None:
-        """What tells the ledger of budgets in this database from those of others; None while that is not there.
+        """The name of the ledger of budgets in this database, which no other one has; None: it cannot be read now.
 
-        A database that begins has another one, which is written at once: the next instance must not begin beside what
-        this one has published. What is set aside while this instance runs is written again.
+        A new database gets a random name, which is written at once: the next instance must publish by the same name. If
+        the database is set aside while this instance runs, the next one gets the same name.
         """
         with self._lock:
             if self._ledger is None:
                 try:
-                    self._database = self._database or self._open()
-                    if self._database is None:
+                    database = self._opened()
+                    if database is None:
                         return None
-                    rows = self._database.execute("SELECT identifier FROM ledger").fetchall()
+                    rows = database.execute("SELECT identifier FROM ledger").fetchall()
                     identifier = str(rows[0][0]) if rows else ""
                     if not _LEDGER.fullmatch(identifier):
                         identifier = secrets.token_hex(4)
-                        with self._database:
-                            self._database.execute(_NAME_LEDGER, (identifier,))
+                        with database:
+                            database.execute(_NAME_LEDGER, (identifier,))
                 except sqlite3.Error as error:
                     self._note_error(error)
                     return None
@@ -420,6 +420,11 @@ class History:
                 except sqlite3.Error as error:
                     self._note(str(error))
         return []
+
+    def _opened(self) -> sqlite3.Connection | None:
+        """The database, opened if it is not yet; None if it cannot be opened now."""
+        self._database = self._database or self._open()
+        return self._database
 
     def _open(self) -> sqlite3.Connection | None:
         """The database; None if there can be none now. One that is damaged is set aside."""
@@ -456,7 +461,10 @@ class History:
             count_errors("history")
 
     def _may_prune(self, now: float, monotonic: float) -> bool:
-        """Once a minute, unless the wall clock was set: one that is wrong must not remove all history."""
+        """Whether to remove what is too old: once a minute, but not soon after the wall clock was set.
+
+        A clock that is wrong must not remove all history.
+        """
         clocks, self._clocks = self._clocks, (now, monotonic)
         if clocks is not None and abs((now - clocks[0]) - (monotonic - clocks[1])) > _CLOCK_STEP_SECONDS:
             self._prune_at = monotonic + KEPT[1]
@@ -466,7 +474,7 @@ class History:
         return True
 
     def _shed(self) -> None:
-        """Drop the finest rows of clients, the oldest rows first, so that half of what may be pending remains."""
+        """Drop pending rows until half of the most is left: of clients first, of these the finest, then the oldest."""
         order = sorted(self._pending, key=lambda key: (key[2].kind is Kind.NETWORK, key[0], key[1]))
         for key in order[: len(order) - _MAX_PENDING // 2]:
             del self._pending[key]
@@ -486,7 +494,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     except sqlite3.Error:
         database.close()
         raise
-    # It has addresses of clients.
+    # The database has addresses of clients.
     path.chmod(0o600)
     return database
 
@@ -494,14 +502,14 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _prune(database: sqlite3.Connection, now: float) -> None:
     kept = "SELECT DISTINCT day FROM compared ORDER BY day DESC LIMIT ?"
     database.execute(f"DELETE FROM compared WHERE day NOT IN ({kept})", (KEPT_DAYS,))  # noqa: S608
-    # By kind, as the index has it: else all rows of a resolution are read.
+    # By kind, as in the index: otherwise all rows of a resolution would be read.
     too_old = "DELETE FROM traffic WHERE resolution = ? AND kind = ? AND start < ?"
     for (resolution, seconds), kind in itertools.product(KEPT.items(), Kind):
         database.execute(too_old, (resolution, kind, now - seconds))
 
 
 def _shorten(database: sqlite3.Connection) -> int:
-    """Remove the oldest rows of clients if they are too many; how many more there may be until this is due again."""
+    """Remove the oldest rows of clients beyond `MAX_CLIENT_ROWS`; how many may be added until it is due again."""
     most = 0
     for resolution, kind in itertools.product(KEPT, (Kind.CLIENT, Kind.PATH)):
         count = "SELECT COUNT(*) FROM traffic WHERE resolution = ? AND kind = ?"
@@ -516,7 +524,7 @@ def _shorten(database: sqlite3.Connection) -> int:
 
 
 def _day_sums(data: Any) -> DaySums:  # noqa: ANN401
-    """The sums of their JSON. Raises ValueError or TypeError if it is none."""
+    """Decode the sums of a day. Raises ValueError or TypeError if `data` is not what `flush` writes."""
     capped, control = (
         GroupSums(Sums(*map(int, sent)), Sums(*map(int, with_cap)), int(products), Sums(*map(int, rates)))
         for sent, with_cap, products, rates in data

@@ -1,9 +1,9 @@
 """The ledger of budgets: what networks and their clients have used of each, and which stages they have reached.
 
-IP bytes are counted as in `vocabulary.traffic`, of all TCP on the proxy's ports: also of connections without MPTCP, on
-which a carrier's bill does not differ. A period begins when the wall clock says so, never earlier than the present one:
-while the clock is set back, bytes count in the present period. Bytes of an observation count in the period in which it
-began.
+IP bytes are counted as in `vocabulary.traffic`, of all TCP on the proxy's ports. Those of connections without MPTCP
+count, too: a carrier bills them alike. A period begins when the wall clock says so. It never begins earlier than the
+present one: while the clock is set back, bytes count in the present period. Bytes of an observation count in the period
+in which the observation began.
 
 A budget keeps its count as long as its network, `per`, `direction` and `every` stay. If its `starts` changes, the
 present period ends as it would have.
@@ -26,8 +26,8 @@ from mptcp_throttled.accounting.budget_account import (
     BudgetTotals,
     BudgetUse,
     charge,
-    held,
     reached_stages,
+    unexpired,
     used_fraction,
 )
 from mptcp_throttled.accounting.clock_trust import STAY_SECONDS, ClockTrust
@@ -51,7 +51,7 @@ from mptcp_throttled.vocabulary.budgets import (
 from mptcp_throttled.vocabulary.fleet import OwnTotal, Scope, UsedElsewhere
 
 MAX_CLIENTS: Final = 200_000
-"""Of a budget. What more clients carry is counted for all of them together, and reaches no stage."""
+"""The most clients of a budget. The bytes of further clients are counted together, and reach no stage."""
 
 
 class Carried(NamedTuple):
@@ -65,20 +65,20 @@ class Carried(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The budgets with periods `every` day, week or month, and of this `counting`; None: any."""
+    """Chooses budgets: those with periods of `every` day, week or month, and with this `counting`; None: any."""
 
     every: Every | None = None
     counting: Counting | None = None
 
     def has(self, budget: Budget) -> bool:
-        """Whether it is one of them."""
+        """Whether a budget is chosen."""
         return self.every in (None, budget.every) and self.counting in (None, budget.counting)
 
 
 def _places_of_devices(
     networks: Iterable[AccessNetwork],
 ) -> dict[str, list[tuple[AccessNetwork, NamedClient]]]:
-    """The networks with the devices that have budgets of their own, by the name of the device."""
+    """By the name of each device with budgets of its own: the networks that have it, and its client there."""
     places: dict[str, list[tuple[AccessNetwork, NamedClient]]] = {}
     for network in networks:
         for client in network.devices.clients:
@@ -98,11 +98,12 @@ def _counted(budget: Budget, carried: Carried) -> int:
 
 
 class Ledger:
-    """The budgets of all networks. For one thread at a time, but `spent` is for any.
+    """The accounts of the budgets of all networks and devices. For one thread at a time, but `spent` is for any.
 
     `stored` is what an earlier instance has written; None: it could not be read, and `adopt` is called once it can.
-    `is_synchronised` tells whether the wall clock is right, None: nothing does (`ClockTrust`). While it is not, no
-    period begins but a provisional one where there is none. `is_shared`: other proxies are to know of budgets, too.
+    `is_synchronised` tells whether the wall clock is right; None: nothing tells (`ClockTrust`). While it is not right,
+    only a provisional period begins, where there is none. `is_shared`: other proxies are to know of budgets, too.
+    `seconds_to_next_stage` is when a subject reaches a stage, if all go on as in the last observation.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Ledger:
         self._by_device: dict[tuple[str, Address], list[BudgetAccount]] = {}
         self._zone: tzinfo | None = None
         self._networks: Sequence[AccessNetwork] = ()
-        self._soon = math.inf
+        self.seconds_to_next_stage = math.inf
         self._elapsed = 0.0
         self._overdue: set[AccountKey] = set()
         self._near_stages = NearStages()
@@ -135,11 +136,11 @@ class Ledger:
         """Whether any network has one."""
         return bool(self._accounts)
 
-    def use(self, networks: Sequence[AccessNetwork], zone: tzinfo | None, at: float) -> list[LevelReached]:
-        """Keep the budgets of these networks from now on; periods are those of the `zone`.
+    def configure(self, networks: Sequence[AccessNetwork], zone: tzinfo | None, at: float) -> list[LevelReached]:
+        """Keep the budgets of these networks from now on; periods begin by the time in `zone`, None: that of this host.
 
-        What was used of others is kept as long as this instance runs, and in the database. Returns the levels that
-        another amount, or other stages, have reached.
+        What was used of budgets that are no longer configured stays in memory and in the database. Returns the levels
+        that are reached because an amount or stages have changed. `at` is in seconds since the epoch.
         """
         if networks is self._networks and zone == self._zone:
             return []
@@ -167,7 +168,7 @@ class Ledger:
         known: Mapping[AccountKey, BudgetAccount],
         at: float,
     ) -> BudgetAccount:
-        """That of a budget from now on."""
+        """The account of a budget from now on: a known one, or a new one with what is stored of it."""
         key = AccountKey(owner, budget.key)
         if key in known:
             account = self._accounts[key] = known[key]
@@ -184,7 +185,7 @@ class Ledger:
         return account
 
     def _period_at(self, budget: Budget, at: float) -> Period:
-        """The period of a budget with this instant; of a rolling one, the part of time."""
+        """The period of a budget that contains the instant `at`; of a rolling budget, the part (`rolling`)."""
         if budget.rolling:
             return part_at(budget.every, at)
         return period_at(budget.every, budget.starts, at, self._zone)
@@ -216,14 +217,14 @@ class Ledger:
         told: list[BudgetChange] = []
         self._elapsed += seconds
         amounts = self._charge_all(carried, at)
-        self._soon = math.inf
+        self.seconds_to_next_stage = math.inf
         for (key, subject), amount in amounts.items():
             account = self._accounts[key]
             account.recent.add(subject, amount, self._elapsed)
             told += self._note_level(account, subject, at)
             rate = amount / max(seconds, 0.1) + sharing.rate_elsewhere(account, subject)
             left = account.left_to_next_stage(subject, at)
-            self._soon = min(self._soon, left / rate)
+            self.seconds_to_next_stage = min(self.seconds_to_next_stage, left / rate)
             sharing.note_own(account, subject, left / rate)
             self._near_stages.note(key, subject, left, rate)
         told += self._begin_periods(at, seconds)
@@ -233,7 +234,7 @@ class Ledger:
         return told
 
     def _charge_all(self, carried: Iterable[Carried], at: float) -> dict[tuple[AccountKey, Subject], int]:
-        """How many bytes each subject of a budget has used."""
+        """Charge what was carried to all budgets that it counts in; how many bytes each subject has used."""
         amounts: dict[tuple[AccountKey, Subject], int] = {}
         free = {network.name for network in self._networks if self._is_free(network, at)}
         for each in carried:
@@ -252,7 +253,7 @@ class Ledger:
         return amounts
 
     def _accounts_of(self, network: str, client: Subject) -> Iterable[BudgetAccount]:
-        """The accounts in which counts what a client carries."""
+        """The accounts that count what a client carries on a network."""
         of_network = self._by_network.get(network, ())
         if not self._by_device or client is None:
             return of_network
@@ -269,7 +270,7 @@ class Ledger:
         fraction = used_fraction(budget, use, account.additions_of(subject), at)
         is_warned = budget.warn_at is not None and fraction >= budget.warn_at
         before, level = account.levels.get(subject, NO_LEVEL), (reached_stages(budget, fraction), is_warned)
-        if level[0] and account.until.get(subject) != account.stage_ends(subject, at):
+        if level[0] and account.published_ends.get(subject) != account.stage_ends(subject, at):
             self._is_stale = True
         if level == before:
             return []
@@ -282,15 +283,16 @@ class Ledger:
         return [LevelReached(account.key, budget, subject, use, level[0])] if is_told else []
 
     def own_totals(self, scope: Scope) -> Iterator[list[OwnTotal]]:
-        """What other proxies are to know; what has changed is told once. The ledger may change from list to list."""
+        """The totals that other proxies are to know, in portions; the ledger may change between two of them."""
         may_begin = self._clock.may_begin
         for account in [*self._accounts.values()]:
             yield from sharing.own_totals(account, scope, may_begin=may_begin)
 
     def note_elsewhere(self, used: Iterable[UsedElsewhere], at: float) -> tuple[list[LevelReached], bool]:
-        """So much was used at other proxies.
+        """Take what was `used` at other proxies.
 
-        Returns what the operator is to be told, and whether one is so near to a stage that programs must know.
+        Returns what the operator is to be told, and whether a subject is so near to a stage that kernel programs must
+        be told at once.
         """
         told: list[LevelReached] = []
         is_near = False
@@ -308,7 +310,7 @@ class Ledger:
         return told, is_near
 
     def stages_ahead(self, applied: Spent, at: float) -> list[StageAhead]:
-        """The stages that clients and networks are near to, beyond those that are `applied`; of each the nearest."""
+        """The nearest stage of each subject that is near to one, without the stages that are `applied` already."""
         free = {network.name for network in self._networks if self._is_free(network, at)}
         return self._near_stages.ahead(self._accounts, free, applied, at)
 
@@ -323,7 +325,7 @@ class Ledger:
                 continue
             present = self._period_at(account.budget, at)
             if account.is_provisional and self._clock.may_begin:
-                self._place(account, present, at)
+                self._correct_period(account, present, at)
             if at < account.period.end:
                 continue
             if not self._clock.may_begin or (present.start > account.period.end and not self._clock.is_trusted):
@@ -336,8 +338,11 @@ class Ledger:
         self._is_stale = self._is_stale or self._overdue != was_overdue
         return told
 
-    def _place(self, account: BudgetAccount, present: Period, at: float) -> None:
-        """Give a provisional account the `present` period, unless that is the one that follows its own."""
+    def _correct_period(self, account: BudgetAccount, present: Period, at: float) -> None:
+        """Correct the period of a provisional account to `present`, which the clock says.
+
+        A clock that is not confirmed changes nothing while `present` is the account's period or the next one.
+        """
         before, in_order = account.period, account.period.start <= at and present.start <= account.period.end
         if self._clock.is_confirmed or not in_order:
             account.period = present
@@ -351,7 +356,7 @@ class Ledger:
             account.is_new, account.changed, self._is_stale = True, {*account.uses}, True
 
     def _begin_part(self, account: BudgetAccount, rolling: RollingUse, present: Period, at: float) -> list[StagesEnded]:
-        """Let what was used long ago not count any more."""
+        """Begin the `present` part of a rolling budget: what was used in the parts that have left counts no longer."""
         account.recent.forget_old(self._elapsed)
         account.period, account.is_provisional, account.is_new, self._is_stale = present, False, True, True
         ended = []
@@ -381,7 +386,7 @@ class Ledger:
 
     @property
     def problem(self) -> str | None:
-        """Why periods do not begin that the clock says are due; None: there are none."""
+        """Why no period begins although the clock says that one is due; None: none is due."""
         if not self._overdue:
             return None
         number = len(self._overdue)
@@ -391,7 +396,10 @@ class Ledger:
         return f"{which}, but the clock has jumped: it is trusted after {STAY_SECONDS / 3600:.0f} h"
 
     def _roll_over(self, account: BudgetAccount, uses: Mapping[Subject, Use]) -> None:
-        """Add what is not used of a period that has ended. Who has used nothing of it has all: `additions_of`."""
+        """Add what each subject has not used of the period that has ended.
+
+        A subject that has used nothing has the whole amount, without an entry (`BudgetAccount.additions_of`).
+        """
         for subject, use in uses.items():
             left = account.budget.amount - use.used
             added = (Addition(left, left, account.period.end),) if left > 0 else ()
@@ -399,14 +407,14 @@ class Ledger:
                 account.set_use(subject, Use(), (*account.additions.get(subject, ()), *added))
 
     def _forget(self, account: BudgetAccount) -> int:
-        """Begin the account again; how many subjects had reached a stage."""
+        """Forget what was used; how many subjects had reached a stage."""
         self._is_stale = True
         return account.forget_uses()
 
     def _drop_ended_additions(self, at: float) -> None:
         for account in self._accounts.values():
             for subject, additions in list(account.additions.items()):
-                left = tuple(held(additions, at))
+                left = tuple(unexpired(additions, at))
                 if left != additions:
                     account.set_additions(subject, left)
                     self._note_level(account, subject, at)
@@ -415,11 +423,11 @@ class Ledger:
     def _publish(self, at: float) -> None:
         spent: dict[str, dict[Subject, tuple[Reached, ...]]] = {}
         for account in self._accounts.values():
-            is_waiting, account.until = not self._clock.may_begin or account.key in self._overdue, {}
+            is_waiting, account.published_ends = not self._clock.may_begin or account.key in self._overdue, {}
             for subject, (stages, _) in account.levels.items():
                 if not stages:
                     continue
-                ends = account.until[subject] = account.stage_ends(subject, at)
+                ends = account.published_ends[subject] = account.stage_ends(subject, at)
                 reached = Reached(account.budget, stages, None if is_waiting else ends)
                 for network in account.networks:
                     whose = account.firsts.get(network.name, subject)
@@ -428,13 +436,8 @@ class Ledger:
         self._is_stale = False
         self.spent = spent
 
-    @property
-    def seconds_to_next_stage(self) -> float:
-        """When the first subject will reach a stage, if all go on as in the last observation."""
-        return self._soon
-
     def changes(self) -> LedgerChanges:
-        """What `written` has not confirmed."""
+        """What has changed since `written` was called."""
         accounts = [*self._removed.items(), *self._accounts.items()]
         return LedgerChanges(
             {
@@ -472,14 +475,14 @@ class Ledger:
                 account.rolling.written()
 
     def write_all_again(self) -> None:
-        """The database is another one: all is a change."""
+        """The database is a new one: everything counts as changed."""
         for account in (*self._removed.values(), *self._accounts.values()):
             account.is_new, account.changed, account.changed_additions = True, {*account.uses}, {*account.additions}
             if account.rolling is not None:
                 account.rolling.write_all_again()
 
     def matching(self, network: str, subject: Subject, choice: Choice) -> list[AccountKey]:
-        """The chosen budgets of a network that a subject has."""
+        """The chosen budgets of a network that are for this subject: for the network if it is None, or for a client."""
         per = Per.NETWORK if subject is None else Per.CLIENT
         return [
             account.key
@@ -488,22 +491,22 @@ class Ledger:
         ]
 
     def of_device(self, network: str, first: Address, choice: Choice) -> list[AccountKey]:
-        """The chosen budgets of a device, by its first address in a network, that are for this network, too."""
+        """The chosen budgets of the device with this first address in a network, as far as they count there."""
         accounts = self._by_device.get((network, first), ())
         return [account.key for account in accounts if choice.has(account.budget)]
 
     def additions_of(self, key: AccountKey, subject: Subject, at: float) -> tuple[Addition, ...]:
-        """What is left of what was added to a budget of a subject."""
-        return tuple(held(self._accounts[key].additions_of(subject), at))
+        """The unexpired additions to a budget for a subject."""
+        return tuple(unexpired(self._accounts[key].additions_of(subject), at))
 
     def add(self, key: AccountKey, subject: Subject, addition: Addition, at: float) -> list[LevelReached]:
-        """Add to a budget of a subject."""
+        """Add to a budget for a subject; the levels that this reaches."""
         account = self._accounts[key]
         additions = (*account.additions_of(subject), addition)
         return self._set(account, subject, account.uses.get(subject, Use()), additions, at)
 
     def take_back(self, key: AccountKey, subject: Subject, addition: Addition, at: float) -> list[LevelReached]:
-        """Take back one of the additions of a subject: what was used of it is used of the budget itself."""
+        """Take back an addition for a subject: what was used of the addition counts as used of the budget itself."""
         account = self._accounts[key]
         additions, use = [*account.additions_of(subject)], account.uses.get(subject, Use())
         additions.remove(addition)
@@ -530,7 +533,7 @@ class Ledger:
         return self._accounts[key].use_everywhere(subject).used - self._accounts[key].uses.get(subject, Use()).used
 
     def reset(self, network: str, choice: Choice, at: float) -> list[PeriodBegun]:
-        """Forget what was used of the chosen budgets of a network; their periods, as the clock says, begin again."""
+        """Forget what was used of the chosen budgets of a network, and begin the period that the clock says."""
         begun = []
         for account in self._by_network.get(network, ()):
             if choice.has(account.budget):
@@ -542,21 +545,21 @@ class Ledger:
         return begun
 
     def uses(self, at: float) -> list[BudgetUse]:
-        """All budgets with what is used of them; of those of clients, the ones of which any is used."""
+        """All budgets with their use; those of clients once for each client with use or additions."""
         return [
-            self._use(account, subject, at)
+            self._budget_use(account, subject, at)
             for account in self._accounts.values()
             for subject in ({**account.uses, **account.additions} if account.has_clients else [None])
         ]
 
     def uses_of(self, network: str, client: Address, at: float) -> list[BudgetUse]:
-        """The budgets that a client has a part in: those of the network, and its own, if nothing is used, too."""
+        """The budgets that count what a client carries on a network, also those of which nothing is used."""
         return [
-            self._use(account, client if account.has_clients else None, at)
+            self._budget_use(account, client if account.has_clients else None, at)
             for account in self._accounts_of(network, client)
         ]
 
-    def _use(self, account: BudgetAccount, subject: Subject, at: float) -> BudgetUse:
+    def _budget_use(self, account: BudgetAccount, subject: Subject, at: float) -> BudgetUse:
         free = None
         if all(self._is_free(network, at) for network in account.networks):
             free = window_at(account.networks[0].schedule, at, self._zone)

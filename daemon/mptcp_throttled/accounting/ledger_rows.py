@@ -1,4 +1,4 @@
-"""The rows of the ledger of budgets in the database of the history, and what they mean."""
+"""The tables of the ledger of budgets in the database of the history: writes and reads their rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _READ_PARTS: Final = "SELECT network, budget, subject, part, used, without_mptcp
 _READ_ADDITIONS: Final = "SELECT network, budget, subject, additions FROM budget_additions"
 _READ_ELSEWHERE: Final = "SELECT network, budget, subject, used FROM budget_elsewhere"
 LAST_READ: Final = "SELECT at FROM budget_read"
-"""When totals of other proxies that had changed were read last, in seconds since the epoch."""
+"""When changed totals of other proxies were read last, in seconds since the epoch."""
 _MOST_BYTES: Final = 2**62
 
 _T = TypeVar("_T")
@@ -66,8 +66,8 @@ _T = TypeVar("_T")
 class StoredPeriod(NamedTuple):
     """The present period of a budget.
 
-    `rolled_over`: what was not used of the one before is added to it. `is_provisional`: it began by a clock that was
-    not synchronised.
+    `rolled_over`: what was not used of the period before was added to it. `is_provisional`: it began by a clock that
+    was not synchronised.
     """
 
     period: Period
@@ -77,10 +77,10 @@ class StoredPeriod(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredAccount:
-    """A budget as it is stored: its present period, and of each subject what it has used, what was added, and how many
-    bytes it has used at other proxies.
+    """A budget as it is stored: its present period; and by subject its use, its additions, and how many bytes it has
+    used at other proxies (`elsewhere`).
 
-    Of a rolling budget, what is used is in `parts`, by their numbers (`rolling`).
+    The use of a rolling budget is in `parts`, by subject and number of the part (`rolling`).
     """
 
     period: StoredPeriod
@@ -92,12 +92,11 @@ class StoredAccount:
 
 @dataclass(frozen=True, slots=True)
 class LedgerChanges:
-    """What has changed since the last writing.
+    """What has changed since the last writing, by account.
 
-    `periods` have begun, the first or another, and end what was used before. `uses` and `additions` replace those of
-    their subjects, and `parts` those of their subjects and numbers; parts before those in `dropped` are gone.
-    `elsewhere` is what subjects have used at other proxies; it was `read_at`, in seconds since the epoch, None: by an
-    earlier instance.
+    `periods` have begun: the stored use of these accounts ends. `uses` and `additions` replace the stored ones by
+    subject, `parts` by subject and number; parts with lower numbers than in `dropped` are removed. `elsewhere` is what
+    subjects have used at other proxies; it was `read_at`, in seconds since the epoch, None: by an earlier instance.
     """
 
     periods: Mapping[AccountKey, StoredPeriod] = field(default_factory=dict)
@@ -110,7 +109,7 @@ class LedgerChanges:
 
 
 def write_changes(database: sqlite3.Connection, changes: LedgerChanges) -> None:
-    """Write them in the present transaction. Raises sqlite3.Error."""
+    """Write changes in the present transaction. Raises sqlite3.Error."""
     periods = [(*key, *period, *flags) for key, (period, *flags) in changes.periods.items()]
     uses = [
         (*key, _text(subject), *use) for key, by_subject in changes.uses.items() for subject, use in by_subject.items()
@@ -151,7 +150,7 @@ def write_changes(database: sqlite3.Connection, changes: LedgerChanges) -> None:
 
 
 def read_accounts(database: sqlite3.Connection) -> tuple[dict[AccountKey, StoredAccount], int]:
-    """All that is stored, and how many rows were not what is written here. Raises sqlite3.Error."""
+    """All accounts that are stored, and how many rows cannot be decoded. Raises sqlite3.Error."""
     uses, bad_uses = _read(database, _READ_USES, _use)
     additions, bad_additions = _read(database, _READ_ADDITIONS, _additions)
     periods, bad_periods = _read(database, _READ_PERIODS, _period)
@@ -167,7 +166,7 @@ def read_accounts(database: sqlite3.Connection) -> tuple[dict[AccountKey, Stored
 
 
 def _read_parts(database: sqlite3.Connection) -> tuple[dict[AccountKey, dict[Subject, dict[int, Use]]], int]:
-    """The parts of rolling budgets, as `_read`."""
+    """The parts of rolling budgets, by account and subject; and how many rows cannot be decoded."""
     read: dict[AccountKey, dict[Subject, dict[int, Use]]] = {}
     bad = 0
     for network, budget, subject, number, *values in database.execute(_READ_PARTS):
@@ -184,7 +183,7 @@ def _read_parts(database: sqlite3.Connection) -> tuple[dict[AccountKey, dict[Sub
 def _read(
     database: sqlite3.Connection, query: str, parse: Callable[..., _T]
 ) -> tuple[dict[AccountKey, dict[Subject, _T]], int]:
-    """The rows by account and subject, without those that cannot be parsed; and how many these are."""
+    """The rows by account and subject, without those that cannot be decoded; and how many these are."""
     read: dict[AccountKey, dict[Subject, _T]] = {}
     bad = 0
     for network, budget, subject, *values in database.execute(query):

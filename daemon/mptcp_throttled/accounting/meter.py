@@ -16,13 +16,13 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, Traffic
 
 FORGET_SECONDS: Final = 120.0
-"""A socket that has not been seen for so long, and whose end no program reports, is forgotten: it has closed unseen."""
+"""A socket that has not been seen for this time is forgotten: it has closed, and no program has reported its end."""
 
 
 class LiveSubflow(NamedTuple):
-    """The socket of a live subflow; `rtt` is the smoothed RTT in seconds, None before the first sample.
+    """The socket of a live subflow, or of a live TCP connection without MPTCP.
 
-    Or that of a TCP connection without MPTCP.
+    `rtt` is the smoothed RTT in seconds, None before the first sample.
     """
 
     cookie: int
@@ -50,10 +50,10 @@ class _Counted:
 
 
 class Meter:
-    """Counts for the time since the last look.
+    """Counts what each socket has carried between two looks.
 
-    `counted` is what an earlier instance has counted of sockets, by cookie; `ignored` is what sockets carried before
-    there was any instance, which does not count.
+    `counted` is what an earlier instance has counted of sockets, by cookie. `ignored` is what sockets carried before
+    the first instance, which does not count.
     """
 
     def __init__(self, counted: Mapping[int, SocketTotals], ignored: Mapping[int, SocketTotals]) -> None:
@@ -61,7 +61,7 @@ class Meter:
         self._counted = {cookie: _Counted(totals, throttled=False, seen=math.inf) for cookie, totals in counted.items()}
 
     def knows(self, cookie: int) -> bool:
-        """Whether something of that socket has been counted, and it has not closed."""
+        """Whether the socket with this cookie is known, and has not closed."""
         return cookie in self._counted
 
     def ignore(self, sockets: Mapping[int, SocketTotals]) -> None:
@@ -69,9 +69,10 @@ class Meter:
         self._ignored |= sockets
 
     def settle(self, counted: Mapping[int, SocketTotals], first: Mapping[int, SocketTotals]) -> None:
-        """Count with the next look what sockets had carried at the `first` one beyond what was `counted` before.
+        """Count, with the next look, what sockets had carried at the `first` look and an earlier instance had not.
 
-        This meter has ignored that, and was told of no end since.
+        An earlier instance has `counted` the rest. This meter has ignored what they carried, and was told of no end
+        since.
         """
         for cookie, totals in first.items():
             before = counted.get(cookie, SocketTotals())
@@ -89,9 +90,9 @@ class Meter:
         return {cookie: counted.totals for cookie, counted in self._counted.items()}
 
     def look(self, at: float, live: Mapping[FourTuple, LiveSubflow], closed: Iterable[ClosedSubflow]) -> list[Metered]:
-        """What each subflow has carried since the last look, without those that carried nothing and did not close.
+        """What each subflow has carried since the last look; those that carried nothing and did not close are left out.
 
-        `closed` are those that have closed since; they may still be among the live ones. `at` is in monotonic seconds.
+        `closed` have closed since; they may still be among the live ones. `at` is in monotonic seconds.
         """
         carried: list[Metered] = []
         gone = set()

@@ -1,4 +1,4 @@
-"""Which budgets come near to a stage, so that kernel programs are to count them."""
+"""Finds the subjects of budgets that are near to a stage: what these use is counted in the kernel."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import math
 from collections.abc import Container, Iterator, Mapping
 from typing import Final
 
-from mptcp_throttled.accounting.budget_account import BudgetAccount, held
+from mptcp_throttled.accounting.budget_account import BudgetAccount, unexpired
 from mptcp_throttled.vocabulary.allowances import MAX_ALLOWANCES, StageAhead
 from mptcp_throttled.vocabulary.budgets import AccountKey, Spent, Subject
 
-# So far from a stage a subject is near to it: for a look or two, whatever its rate may become.
+# A subject that may use the rest within an observation or two is near to a stage, whatever its rate becomes.
 _NEAR_BYTES: Final = 256 * 10**6
 _NEAR_SECONDS: Final = 4.0
 _FAR_BYTES: Final = 10**10
 
 
 class NearStages:
-    """The subjects that are near to a stage, in the order in which they have carried something last.
+    """The subjects that are near to a stage, the least recently active first.
 
-    Those that have carried nothing for the longest time are left out if there are too many.
+    If there are more than kernel programs have room for, the least recently active are left out.
     """
 
     def __init__(self) -> None:
         self._near: dict[tuple[AccountKey, Subject], None] = {}
 
     def note_idle(self, key: AccountKey, subject: Subject, left: float) -> None:
-        """A subject that carries nothing now has `left` bytes until its next stage. It takes no other's place."""
+        """A subject that carries nothing now has `left` bytes until its next stage. It displaces no other subject."""
         if left < _NEAR_BYTES and len(self._near) < MAX_ALLOWANCES - 1:
             self._near.setdefault((key, subject))
 
@@ -42,9 +42,9 @@ class NearStages:
     def ahead(
         self, accounts: Mapping[AccountKey, BudgetAccount], free: Container[str], applied: Spent, at: float
     ) -> list[StageAhead]:
-        """The stages beyond those that are `applied`; of each client or network the nearest.
+        """The nearest stage of each subject of a network, without the stages that are `applied` already.
 
-        In the networks that are `free`, nothing counts at this time.
+        In the networks that are `free`, nothing counts at this time. `at` is in seconds since the epoch.
         """
         nearest: dict[tuple[str, Subject], StageAhead] = {}
         for key, subject in list(self._near):
@@ -65,7 +65,7 @@ def _ahead(account: BudgetAccount, subject: Subject, applied: Spent, at: float) 
     budget, use = account.budget, account.use_everywhere(subject)
     if subject is None and account.has_clients:
         return
-    added = sum(addition.left for addition in held(account.additions_of(subject), at))
+    added = sum(addition.left for addition in unexpired(account.additions_of(subject), at))
     for network in account.networks:
         whose = account.firsts.get(network.name, subject)
         reached = (each for each in applied.get(network.name, {}).get(whose, ()) if each.budget.key == budget.key)

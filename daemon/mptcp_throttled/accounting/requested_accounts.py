@@ -13,10 +13,10 @@ from mptcp_throttled.vocabulary.locator import Locators
 
 
 def requested_accounts(name: str, networks: Sequence[AccessNetwork], proxies: Proxies) -> list[Account]:
-    """The account that an operator names: a network or a device by its name, a client by one of its addresses.
+    """The accounts that an operator names: a network or a device by its name, or a client by one of its addresses.
 
-    If networks of different proxies have different client prefixes, the client has several. A device has, too, what its
-    addresses carried before it had a name. Raises UserError.
+    A client has several if networks of different proxies have different client prefixes. A device also has the accounts
+    of its addresses, for what they carried before it had a name. Raises UserError.
     """
     if name in [network.name for network in networks]:
         return [Account(Kind.NETWORK, name)]
@@ -38,8 +38,8 @@ def requested_accounts(name: str, networks: Sequence[AccessNetwork], proxies: Pr
 
 
 def requested_path(name: str, network: str, networks: Sequence[AccessNetwork], proxies: Proxies) -> list[Account]:
-    """The accounts of a client on one network: of a device, those of what its addresses there carried before it had a
-    name, too. Raises UserError.
+    """The accounts of a client on one network. A device also has those of its addresses there, for what they carried
+    before it had a name. Raises UserError.
     """
     chosen = next((each for each in networks if each.name == network), None)
     if chosen is None:
@@ -59,7 +59,7 @@ def requested_path(name: str, network: str, networks: Sequence[AccessNetwork], p
 
 
 def _is_on(client: str, network: str, networks: Sequence[AccessNetwork], proxies: Proxies) -> bool:
-    """Whether a client, by its first address, is one of this network's; a device is not."""
+    """Whether a client, by its first address, is on this network; false for the name of a device."""
     try:
         address = parse_address(client)
     except ValueError:

@@ -1,7 +1,8 @@
-"""What is used of a rolling budget, by parts of time: each leaves when its time is over.
+"""What is used of a rolling budget, by parts of time: a part leaves, and counts no longer, when it is too old.
 
-A part is an hour of a day, six hours of a week, or a day of a month, which is 30 days here; parts begin where UTC has
-them. Besides the present part, as many count as the time has: a byte leaves at most one part late, never early.
+A part is an hour of a day, six hours of a week, or a day of a month, which has 30 days here. Parts begin at multiples
+of their length in UTC. The present part counts, and as many parts before it as make up the whole time. So a byte stops
+counting at most one part too late, and never too early.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _HOUR: Final = 3600
 
 
 class Parts(NamedTuple):
-    """How long a part is, in seconds, and how many there are."""
+    """The length of a part in seconds, and the number of parts before the present one that count."""
 
     seconds: int
     number: int
@@ -31,7 +32,7 @@ PARTS: Final = {
 
 
 def part_at(every: Every, at: float) -> Period:
-    """The part with the instant `at`, in seconds since the epoch."""
+    """The part that contains the instant `at`, in seconds since the epoch."""
     seconds = PARTS[every].seconds
     start = at // seconds * seconds
     return Period(start, start + seconds)
@@ -46,8 +47,8 @@ def rolling_period(every: Every, present: Period) -> Period:
 class RollingUse:
     """What each subject has used in each part, by the number of the part since the epoch.
 
-    `changed` are the parts of subjects that are not written. Parts before number `dropped` are gone since the last
-    writing.
+    `changed` are the parts of subjects that are not written yet. Parts with numbers below `dropped` were dropped since
+    the last writing.
     """
 
     def __init__(self, every: Every) -> None:
@@ -61,13 +62,16 @@ class RollingUse:
         return int(part.start) // self._parts.seconds
 
     def add(self, subject: Subject, part: Period, added: Use) -> None:
-        """Use as much in a part."""
+        """Count what a subject has used in a part."""
         of_subject, number = self.uses.setdefault(subject, {}), self.number_of(part)
         of_subject[number] = of_subject.get(number, Use()).plus(added)
         self.changed.add((subject, number))
 
     def change(self, subject: Subject, part: Period, before: Use, after: Use) -> None:
-        """Have so much used in place of the sum `before`: what is more in this part, else all of it."""
+        """Change the sum of a subject from `before` to `after`.
+
+        What was added is used in this part. If the sum is lower, all of it counts as used in this part.
+        """
         added = Use(after.used - before.used, after.without_mptcp - before.without_mptcp)
         if min(added) >= 0:
             self.add(subject, part, added)
@@ -76,11 +80,11 @@ class RollingUse:
         self.add(subject, part, after)
 
     def changes(self) -> dict[tuple[Subject, int], Use]:
-        """What is used in the parts that are not written."""
+        """What is used in each part of a subject that is not written yet."""
         return {(subject, number): self.uses.get(subject, {}).get(number, Use()) for subject, number in self.changed}
 
     def drop(self, present: Period) -> list[Subject]:
-        """Drop the parts that have left when this one is present; the subjects that these are of."""
+        """Drop the parts that count no longer when this one is present; the subjects that had use in them."""
         first = self.number_of(present) - self._parts.number
         concerned = [subject for subject, parts in self.uses.items() if min(parts) < first]
         for subject in concerned:
@@ -94,7 +98,7 @@ class RollingUse:
         return concerned
 
     def move(self, before: Period, after: Period) -> None:
-        """Let all parts be as long before the part `after` as they were before the part `before`."""
+        """Shift all parts by the distance from the part `before` to the part `after`."""
         by = self.number_of(after) - self.number_of(before)
         moved = {subject: {number + by: use for number, use in parts.items()} for subject, parts in self.uses.items()}
         self.clear(max(before, after))
@@ -102,39 +106,39 @@ class RollingUse:
         self.write_all_again()
 
     def clear(self, present: Period) -> None:
-        """Drop all parts up to the present one."""
+        """Forget all that was used, and drop the parts up to the present one."""
         self.uses, self.changed, self.dropped = {}, set(), self.number_of(present) + 1
 
     def write_all_again(self) -> None:
-        """Nothing is written any more."""
+        """The database is a new one: every part counts as changed."""
         self.changed = {(subject, number) for subject, parts in self.uses.items() for number in parts}
 
     def adopt(self, stored: Mapping[Subject, Mapping[int, Use]], present: Period) -> None:
-        """Go on from what is stored, in which this part is present; what was counted meanwhile was used in it."""
+        """Continue from what is stored. What was counted meanwhile was used in the `present` part."""
         meanwhile = {subject: self.sum_of(subject) for subject in self.uses}
         self.uses, self.changed = {subject: dict(parts) for subject, parts in stored.items()}, set()
         for subject, use in meanwhile.items():
             self.add(subject, present, use)
 
     def sum_of(self, subject: Subject) -> Use:
-        """What is used in all parts."""
+        """What a subject has used in all parts together."""
         total = Use()
         for use in self.uses.get(subject, {}).values():
             total = total.plus(use)
         return total
 
     def written(self) -> None:
-        """All is written."""
+        """All changes are written."""
         self.changed, self.dropped = set(), 0
 
     def leaving(self, subject: Subject) -> Iterator[tuple[float, int]]:
-        """When each part leaves, in seconds since the epoch, and the bytes used in it; the first one first."""
+        """For each part when it leaves, in seconds since the epoch, and the bytes used in it; the oldest part first."""
         parts: Mapping[int, Use] = self.uses.get(subject, {})
         for number in sorted(parts):
             yield float((number + self._parts.number + 1) * self._parts.seconds), parts[number].used
 
     def falls_at(self, subject: Subject, excess: float) -> float | None:
-        """When more than `excess` bytes will have left, in seconds since the epoch; None: never."""
+        """When parts with more than `excess` bytes in all will have left, in seconds since the epoch; None: never."""
         for at, used in self.leaving(subject):
             excess -= used
             if excess < 0:

@@ -16,7 +16,7 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import ClientOrder
 from mptcp_throttled.accounting.accounts import Accounts
-from mptcp_throttled.accounting.history import History, HourOfWaiting, resolution_for, together
+from mptcp_throttled.accounting.history import History, HourOfWaiting, resolution_for, summed
 from mptcp_throttled.accounting.ledger import Choice
 from mptcp_throttled.accounting.requested_accounts import requested_accounts, requested_path
 from mptcp_throttled.answers import budgets as budget_answers
@@ -201,7 +201,7 @@ class Api:
         accounts = requested_accounts(name, networks, proxies)
         parts = accounts if network is None else requested_path(name, network, networks, proxies)
         resolution, since = resolution_for(seconds), time.time() - seconds
-        periods = together(period for each in parts for period in self._history.read(each, resolution, since))
+        periods = summed(row for each in parts for row in self._history.read(each, resolution, since))
         return status.history(accounts[0], resolution, periods)
 
     def budgets(self, name: str | None = None) -> Json:

@@ -105,7 +105,7 @@ class Daemon:
         synchronised = is_clock_synchronised if config.daemon.wait_for_clock else None
         url = config.fleet.url
         ledger = Ledger(self._history.budgets(), synchronised, is_shared=url is not None)
-        ledger.use(config.networks, config.time_zone, clock.time())
+        ledger.configure(config.networks, config.time_zone, clock.time())
         self._accounts = accounts = Accounts(self._history, ledger, clock, config.proxies, self._note_budgets)
         self._fleet: FleetThread | None = None
         self._leases: SharedLeases | None = None

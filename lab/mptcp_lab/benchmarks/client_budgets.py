@@ -83,7 +83,7 @@ def main() -> None:
 
 def _ledger(history: History) -> Ledger:
     ledger = Ledger(history.budgets(), lambda: True)
-    ledger.use(_NETWORKS, None, _NOW)
+    ledger.configure(_NETWORKS, None, _NOW)
     return ledger
 
 

@@ -136,7 +136,7 @@ class _Proxy:
         }
         stored: dict[Subject, Use] = {load.address(number, each): Use(used) for each, used in uses.items()}
         self._ledger = Ledger({KEY: StoredAccount(StoredPeriod(period), stored)}, lambda: True, is_shared=True)
-        self._ledger.use((NETWORK,), None, self._wall)
+        self._ledger.configure((NETWORK,), None, self._wall)
         self._counted = dict.fromkeys(range(load.active), 0.0)
         self._shared = {each: used for each, used in uses.items() if load.is_shared(each)}
         self._unknown: dict[int, deque[tuple[float, int]]] = {}
