@@ -1,4 +1,4 @@
-"""The clients with terms of their own as access networks: kernel programs find them by longer prefixes."""
+"""Makes an access network of each client with terms of its own: kernel programs find it by its longer prefix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mptcp_throttled.vocabulary.terms import ClientKey, Terms
 
 
 class ClientNetworks:
-    """The networks of clients, each the same value until its rates or its network change."""
+    """The networks made of clients. Each is the same object until the client's terms or any network changes."""
 
     def __init__(self, proxies: Proxies = ONE_PROXY) -> None:
         self._proxies = proxies
@@ -20,10 +20,9 @@ class ClientNetworks:
         self._known: dict[tuple[str | None, str], dict[Address, tuple[Terms, AccessNetwork]]] = {}
 
     def of(self, networks: Sequence[AccessNetwork], by_client: Mapping[ClientKey, Terms]) -> list[AccessNetwork]:
-        """A network of each proxy for each of these clients, to be added behind `networks`.
+        """For each proxy, a network for each of these clients, to be appended to `networks`.
 
-        An address is in such a network, by the longest prefix, if and only if it is the client's and in the client's
-        network.
+        By the longest prefix, it contains exactly the client's addresses that are in the client's access network.
         """
         known, self._known = self._known if networks is self._networks else {}, {}
         self._networks = networks
@@ -51,7 +50,7 @@ def _made(
     within = _subnets_within(network, own)
     with_rates: dict[int, AccessNetwork] = {}  # thousands of clients often have one value of terms
     for client, terms in own.items():
-        # The part of a client's prefix that longer subnets do not have belongs to the network around it, if any.
+        # A client's prefix counts only if it lies in a subnet of its own network, rather than in that of another one.
         around = (
             prefix
             for prefix in network.prefixes(client)
@@ -64,7 +63,7 @@ def _made(
 
 
 def _subnets_within(network: AccessNetwork, clients: Collection[Address]) -> dict[Address, list[Network]]:
-    """By client, the subnets of its network that are parts of its prefixes."""
+    """By client, the subnets of its network that lie within its prefixes."""
     within: dict[Address, list[Network]] = {}
     for subnet in network.subnets if clients else ():
         client = network.client(subnet.network_address)

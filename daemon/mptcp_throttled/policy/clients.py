@@ -1,10 +1,10 @@
 """Which addresses belong to one client, kept up to date while connections come and go.
 
-A client has a prefix (`AccessNetwork.client_prefix`), or the prefixes of its device. It is known by its first address:
-that is what address means here. A token joins the addresses that its connection uses on the same network: they are one
-client's. If that joins too many, as connections of different clients behind a carrier's NAT can, or those of a client
-with a large IPv6 prefix, each of these addresses is a client of its own. So one link concerns a bounded number of
-addresses.
+A client has a prefix (`AccessNetwork.client_prefix`), or the prefixes of its device. An address stands here for the
+first address of such a prefix. The addresses that one connection uses on the same network belong to one client: they
+are linked. Links can join too many addresses: those of different clients behind a carrier's NAT, or of a client with a
+large IPv6 prefix. Then each of these addresses is a client of its own. So a change of a link concerns a bounded number
+of addresses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mptcp_throttled.vocabulary.locator import Locator
 Link = tuple[Address, Address]
 
 MAX_ADDRESSES: Final = 64
-"""Of one client in one network: many more than privacy extensions give a host at a time (RFC 8981)."""
+"""The most addresses of a client in a network: many more than privacy extensions give a host (RFC 8981)."""
 
 
 def links(connection: Connection, locate: Locator) -> Iterator[tuple[str, Link]]:
@@ -74,7 +74,7 @@ class Clients:
         before: dict[Address, Address] = {}
         done: set[Address] = set()
         too_many: set[Address] = set()
-        # Each part into which a client falls, and each client that becomes a part of another, has an end of a link.
+        # Each group that is split or joined contains an address of a changed link.
         for address in dict.fromkeys(address for link in (*gone, *come) for address in link):
             if address in done:
                 continue
@@ -99,7 +99,7 @@ class Clients:
                 del self._links[here]
 
     def _joined(self, address: Address, too_many: set[Address]) -> set[Address] | None:
-        """All addresses that links join to this address; None if there are too many, some of which `too_many` keeps."""
+        """All addresses that links join to this one; None if there are too many: those found go to `too_many`."""
         joined, ahead = {address}, [address]
         while ahead:
             for neighbour in self._links.get(ahead.pop(), ()):

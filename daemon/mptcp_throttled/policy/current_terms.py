@@ -1,4 +1,4 @@
-"""The terms as they are now, kept up to date: only what a change concerns is computed again."""
+"""Keeps the present terms up to date: only what a change concerns is computed again."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ _KEPT_FIRST: Final = (
     RuleName.OVERFLOW,
     RuleName.FLEET,
 )
-"""Whose clients have terms of their own first, if there is no place for all. One with several rules counts by the
-first of them."""
+"""If kernel programs have no room for all clients with terms of their own, those are kept that an earlier rule of this
+list has decided. A client with several rules counts by the first of them."""
 
 
 class CurrentTerms:
-    """The terms of the `configured` networks, as the same values until they change: readers compare identities, since
-    to compare thousands of subnets takes long. `effective` are the networks with the rates of the terms, and behind
-    them each client with terms of its own, as a network.
+    """The present terms of the `configured` networks.
 
-    Kernel programs have place for `most_prefixes` of networks and clients, of all proxies. Clients that have no place
+    `effective` are these networks with the rates of the terms, followed by a network for each client with terms of its
+    own. All are the same objects until they change: readers compare identities, since to compare thousands of subnets
+    takes long.
+
+    Kernel programs have room for `most_prefixes` of networks and clients, of all proxies together. Clients without room
     have the terms of their network; `errors` says so.
     """
 
@@ -46,7 +48,7 @@ class CurrentTerms:
         self._client_networks = ClientNetworks(proxies)
 
     def update(self, configured: tuple[AccessNetwork, ...], now: float, facts: Facts) -> PresentTerms:
-        """The terms now. What networks or facts have changed is computed again, or all if a next change is due."""
+        """The terms at `now` (monotonic seconds). If a next change is due, all are computed again."""
         next_change = self.terms.next_change
         is_due = next_change is not None and next_change <= now
         networks_before, facts_before = self._inputs
@@ -72,7 +74,7 @@ class CurrentTerms:
         return self.terms
 
     def _bounded(self, terms: PresentTerms) -> PresentTerms:
-        """The terms, without those of the clients that have no place in kernel programs."""
+        """The terms, without those of clients for which kernel programs have no room."""
         left = self._most_prefixes - sum(len(each.subnets) * self._copies(each) for each in self.configured)
         networks = {network.name: network for network in self.configured}
         most_each = max((self._copies(each) * _most_prefixes_of_a_client(each) for each in self.configured), default=1)

@@ -3,7 +3,7 @@
 Invariant I2: a subflow is capped only while the same connection has, on a more preferred network, a live subflow that
 is neither backup nor stalled nor sick (`AccessNetwork.healthy`). So the most preferred live path of a connection is
 never capped, and neither is its only path. When all its live subflows are backups, MPTCP uses them
-(net/mptcp/protocol.c, mptcp_subflow_get_send): they count as if none were.
+(net/mptcp/protocol.c, mptcp_subflow_get_send): then they count as regular ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ClientOf = Callable[[AccessNetwork, Address], Address]
 
 
 class _Own(NamedTuple):
-    """A client, by its first address, the terms that it has of its own, and the kinds of which these have a rate."""
+    """The terms that a client has of its own. `client` is its first address; for `kinds` these terms have a rate."""
 
     client: Address
     terms: Terms
@@ -51,11 +51,10 @@ def decide(
 ) -> tuple[Decision, ...]:
     """The decision for every subflow of a connection; while `paused`, all are free.
 
-    No download of a connection in the `control_group` has a cap.
-    `ports`: only subflows on these ports of the proxy can be throttled, but for their uplinks; None: all of them.
-    `client_of` gives the address, the first of a prefix, that stands for the client with an address of a network. Of
-    the `terms` of networks, only the kinds count that there is a rate of. A client with terms of its own has a share of
-    its own.
+    `locate` gives the network of an address, `client_of` the address that stands for a client. Of the `terms` of a
+    network only the kinds with a rate count. A client with terms of its own has a share of its own. No download of a
+    connection in the `control_group` has a cap. `ports`: downloads can be throttled only on these ports of the proxy;
+    None: on all.
     """
     networks = [locate(subflow.ends.client.address) for subflow in connection.subflows]
     located = tuple(zip(connection.subflows, networks, strict=True))
@@ -70,7 +69,7 @@ def decide(
             return None
         key = network.name, network.client(subflow.ends.client.address)
         if key not in terms.by_client and network.per is Per.CLIENT:
-            # What is known of a client by all its addresses has one share for all, too.
+            # Terms that are decided for all addresses of a client together also have one share for all of them.
             joined = network.name, client
             key = joined if terms.is_of_all_addresses(joined) else key
         return _Own(key[1], terms.by_client[key], terms.client_rates[key]) if key in terms.by_client else None
@@ -114,7 +113,7 @@ def decide(
 
 
 def _sick(live: Iterable[tuple[Subflow, AccessNetwork]], network: AccessNetwork) -> str | None:
-    """What keeps a live path on a more preferred network from relieving this one; None if there is none."""
+    """Why a live path on a more preferred network is sick and justifies no cap here; None if there is no such path."""
     for subflow, preferred in live:
         if subflow.ailment is not None and preferred.preference < network.preference:
             return f"{preferred.name} is sick: {preferred.healthy.broken(subflow.ailment)}"
@@ -138,11 +137,11 @@ def _verdict(
     is_used: bool,
     is_control: bool,
 ) -> Verdict:
-    """What applies in one direction. `kinds` are those that the network has a rate of; `own` replaces them.
+    """The verdict for one direction. The network has a rate of these `kinds`; those of `own` replace them.
 
-    `relieved_by` is the more preferred network on which the connection has a live and healthy path; `sick` is why
-    another has none. `is_used`: MPTCP may send on the subflow; false for a backup beside regular subflows.
-    `is_control`: no cap applies in this direction.
+    `relieved_by` is the more preferred network on which the connection has a live and healthy path; None: none. Then
+    `sick` says why a live path there is not healthy. `is_used`: MPTCP may send on the subflow; false for a backup
+    beside regular subflows. `is_control`: no cap applies in this direction.
     """
     if own is not None:
         kinds = own.kinds
@@ -175,7 +174,7 @@ def _throttled(network: str, kind: RateKind, who: str, reason: str, client: Addr
 
 
 def _explained(reason: str, own: _Own, direction: Direction) -> str:
-    """The reason, and why the client has these terms."""
+    """The reason of a verdict, with the reasons of the client's own terms."""
     whys = ((kind.word, own.terms[kind].reason) for kind in (direction.cap, direction.limit))
     return "; ".join([reason, *(f"{word}: {why}" for word, why in whys if why is not None)])
 

@@ -1,8 +1,8 @@
 """The decisions for all connections, kept up to date: only the connections that a change concerns are decided again.
 
-A connection that has changed is decided at once. Those whose client is now known by another address are decided a
-portion at a time, since one change may concern thousands; until then their rates stay those of the client as it was
-known. When none of them is left, all decisions equal `decide` of every connection in the table.
+A connection that has changed is decided at once. One change of a client's addresses may concern thousands of other
+connections: they are decided a portion at a time, and keep their decisions until then. When none of them waits, all
+decisions equal `decide` of every connection in the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.terms import ClientKey, PresentTerms
 
 _PORTION: Final = 256
-"""Connections: to decide, plan and assign that many takes some milliseconds, for which all other work waits."""
+"""How many connections: to decide, plan and assign them takes some milliseconds, while all other work waits."""
 
 
 class DecisionTable:
@@ -57,7 +57,7 @@ class DecisionTable:
         paused: bool,
         ports: Ports | None = None,
     ) -> Previous:
-        """Use these inputs of `decide` from now on; any decision may have changed."""
+        """Use these inputs of `decide` from now on; the previous decisions for connections that were decided again."""
         before, self._ports = self._ports, ports
         terms_before, self._terms = self._terms, terms
         is_same = paused == self._paused and (terms is terms_before or terms.kinds == terms_before.kinds)
@@ -90,13 +90,16 @@ class DecisionTable:
         return not self._renamed
 
     def replace(self, connections: Mapping[Token, Connection | None]) -> Previous:
-        """Take a whole table in place of the present one."""
+        """Take a whole table in place of the present one; the previous decisions, as `update`."""
         changes: dict[Token, Connection | None] = {t: None for t in self.connections if t not in connections}
         changes.update((t, c) for t, c in connections.items() if self.connections.get(t) != c)
         return self.update(changes)
 
     def update(self, changes: Mapping[Token, Connection | None]) -> Previous:
-        """Take connections as they are now, None for one that has ended; and decide a portion of those that wait."""
+        """Take changed connections, None for one that has ended, and decide them and a portion of those that wait.
+
+        Returns the previous decisions for them.
+        """
         if not (changes or self._renamed):
             return {}
         before = [self.connections[token] for token in changes if token in self.connections]
@@ -179,7 +182,7 @@ class DecisionTable:
 
 
 def _changed(before: PresentTerms, after: PresentTerms) -> set[ClientKey]:
-    """The clients that have other terms of their own, or that have them no more."""
+    """The clients that have other terms of their own than before, or none any more."""
     if before is after:
         return set()
     old, new = before.by_client, after.by_client

@@ -1,4 +1,4 @@
-"""What will apply when the next stage of a budget is reached: kernel programs go over to it by themselves."""
+"""What will apply when the next stage of a budget is reached: kernel programs begin to apply it by themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from mptcp_throttled.vocabulary.terms import ClientKey, Facts, Terms
 def allowances(
     networks: Sequence[AccessNetwork], stages_ahead: Iterable[StageAhead], now: float, facts: Facts
 ) -> list[Allowance]:
-    """What is left of each budget, and the rates that the rules make if its stage is reached at `now`."""
+    """For each stage ahead, the allowance: what is left until it, and the rates if it were reached at `now`.
+
+    `now` is in monotonic seconds.
+    """
     by_name = {network.name: network for network in networks}
     made = []
     for ahead in stages_ahead:
@@ -43,10 +46,7 @@ def _rate(terms: Terms, kind: RateKind) -> Rate | None:
 def subnet_allowances(
     networks: Sequence[AccessNetwork], made: Mapping[AllowanceKey, Allowance], proxies: Proxies
 ) -> list[SubnetAllowances]:
-    """Which subflows use these allowances: the longest prefix decides. The clients come after their networks.
-
-    Without any allowance there is nothing.
-    """
+    """By which subnets subflows find their allowances; the longest prefix counts. Clients come after their networks."""
     if not made:
         return []
 
@@ -56,7 +56,7 @@ def subnet_allowances(
 
     has_own = any(key.subject is None for key in made)
     by_name = {network.name: network for network in networks}
-    # A reload may have given what was the first address of a client to another one.
+    # After a reload, what was the first address of a client may be in the prefix of another client.
     clients: dict[ClientKey, Terms] = {
         (key.network, key.subject): {}
         for key in made

@@ -7,14 +7,14 @@ To add a rule:
    Its name is in `RuleName`.
 2. `reason` is a few words for the operator (`by hand`). `next_change` is when `apply` will say something else although
    no fact changes: the loop computes all terms again then. Without a `next_change` a rule must depend on facts alone.
-3. Name it in `RULES`. A later rule sees what earlier ones made of the rates; what is set by hand replaces everything,
-   and only `fleet` is behind it, which divides any rate.
-4. If the terms of single clients may differ from their network's, let `_named` name these clients. There may be
-   thousands: a rule does for each only what concerns it alone. Clients with equal facts share terms, unless they are
-   devices or have rates by hand. A rule must therefore not use the address itself.
-5. If the rule is configured, add its keys to `NetworkFile` (`config/schema.py`), what they must be for other keys to
+3. Name it in `RULES`. A later rule sees the rates as earlier ones have changed them. What is set by hand replaces
+   everything; only `fleet` comes after it, which divides any rate.
+4. If the terms of single clients may differ from their network's, add these clients to `_clients_with_facts`. There may
+   be thousands, so a rule should do little for each. Clients with equal facts share terms, unless they are devices or
+   have rates by hand. A rule must therefore not use the address itself.
+5. If the rule is configured, add its keys to `NetworkFile` (`config/schema.py`), what they demand of other keys to
    `config/network_checks.py`, a field to `AccessNetwork` (`model.py`), and a comment to the shipped network file. If it
-   looks at anything else, such as traffic, add that to `Facts`.
+   depends on anything else, such as traffic, add that to `Facts`.
 
 Decisions, plan, uplinks, the log, `status` and metrics take the rates from the terms: none of them knows the rules.
 """
@@ -51,7 +51,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 def rule_input(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> RuleInput:
-    """What rules are given for a client of a network, by its first address, None being any, at `now`."""
+    """The input of rules for a client of a network, by its first address (None: any), at `now` in monotonic seconds."""
     return RuleInput(network, client, now, facts, _present_window(network, now, facts.wall_clock))
 
 
@@ -64,7 +64,7 @@ def _present_window(network: AccessNetwork, now: float, wall_clock: WallClock) -
 
 
 def steps(given: RuleInput) -> list[Terms]:
-    """The configured rates, and after each rule what it has made of those before: the last are the terms."""
+    """The configured rates, and then the terms after each of the rules. The last are the terms that apply."""
     made: list[Terms] = [{kind: Term(rate) for kind, rate in given.network.rates.items()}]
     for rule in RULES:
         made.append(rule(made[-1], given))
@@ -72,8 +72,10 @@ def steps(given: RuleInput) -> list[Terms]:
 
 
 class OwnTerms:
-    """The terms of the clients of one network that differ from its own. Of thousands, only those are computed again
-    that a changed fact names. Equal terms are one value."""
+    """The terms of those clients of one network whose terms differ from the network's.
+
+    Of thousands of clients, only those with changed facts are computed again. Equal terms are one object.
+    """
 
     def __init__(self) -> None:
         self._common: object = None
@@ -84,9 +86,10 @@ class OwnTerms:
     def of(
         self, given: RuleInput, of_network: Terms, by_hand: Mapping[Address, Iterable[Override]]
     ) -> Iterator[tuple[Address, Terms]]:
-        """They, as far as facts name the clients; `given` is what rules are given for the network.
+        """The terms of the clients that have facts of their own, by first address.
 
-        Unless the terms of the network have changed, none has changed by itself since the last call.
+        `given` is the input of rules for the network, `of_network` its terms, `by_hand` the overrides of its clients.
+        The caller must make a new object when terms change by themselves (`next_change`).
         """
         name, facts = given.network.name, given.facts
         spent, shortfalls = facts.spent.get(name, {}), facts.shortfalls.get(name, {})
@@ -98,11 +101,11 @@ class OwnTerms:
             self._common, self._known, self._by_facts, self._equal = common, {}, {}, {}
         known, self._known = self._known, {}
         devices = given.network.devices.by_first
-        for client in _named(given.network, by_hand, facts):
+        for client in _clients_with_facts(given.network, by_hand, facts):
             its_own = spent.get(client), shortfalls.get(client), by_hand.get(client), leased.get(client)
             before = known.get(client)
             if before is None or before[0] != its_own:
-                # Of a client without a name and without rates by hand, rules know nothing else.
+                # All that rules know of a client that is no device and has no rates by hand.
                 by_facts_alone = client not in by_hand and client not in devices
                 own = self._by_facts.get(its_own) if by_facts_alone else None
                 if own is None:
@@ -122,7 +125,7 @@ def terms_of(
 ) -> PresentTerms:
     """The terms of all networks, and of the clients whose terms differ from their network's.
 
-    `known` has what was computed before, by network; `now` must be before the next change of it.
+    `known` has what was computed before, by network. `now`, in monotonic seconds, must be before its next change.
     """
     by_network: dict[str, Terms] = {}
     by_client: dict[ClientKey, Terms] = {}
@@ -130,35 +133,35 @@ def terms_of(
     for network in networks:
         if network.burst:
             bursts[network.name] = network.burst
-        # What is set by hand for a client concerns no other.
+        # Overrides of a client concern no other client.
         by_hand, of_network = _of_clients(network, facts.overrides), _of_network(network, facts.overrides)
         given = rule_input(network, None, now, facts._replace(overrides=of_network))
         present = by_network[network.name] = steps(given)[-1]
         own_terms = OwnTerms() if known is None else known[network.name]
         by_client |= {(network.name, client): own for client, own in own_terms.of(given, present, by_hand)}
         if any(device.rates for device in network.devices.clients):
-            for client, own in _of_other_devices(given, _named(network, by_hand, facts), present):
+            for client, own in _of_other_devices(given, _clients_with_facts(network, by_hand, facts), present):
                 by_client[network.name, client] = own
     return PresentTerms(by_network, by_client, bursts)
 
 
 def terms_of_subject(network: AccessNetwork, client: Address | None, now: float, facts: Facts) -> Terms:
-    """The terms of a client of a network, by its first address; None: of the network."""
+    """The terms of a client of a network, by its first address; None: of the network. `now`: monotonic seconds."""
     by_hand = () if client is None else _of_clients(network, facts.overrides).get(client, ())
     overrides = (*_of_network(network, facts.overrides), *by_hand)
     return steps(rule_input(network, client, now, facts._replace(overrides=overrides)))[-1]
 
 
 def _of_other_devices(
-    given: RuleInput, named: Container[Address], of_network: Terms
+    given: RuleInput, with_facts: Container[Address], of_network: Terms
 ) -> Iterator[tuple[Address, Terms]]:
-    """The terms of the devices with own rates that are not `named`: the same for all with the same rates.
+    """The terms of the devices with own rates that have no facts of their own, as those `with_facts` have.
 
-    Facts may change several times a second, while there are thousands of devices.
+    Devices with the same rates share them: facts may change several times a second, with thousands of devices.
     """
     by_rates: dict[tuple[tuple[RateKind, Rate | None], ...], Terms] = {}
     for client in given.network.devices.clients:
-        if client.rates and client.first not in named:
+        if client.rates and client.first not in with_facts:
             rates = tuple(client.rates.items())
             if rates not in by_rates:
                 by_rates[rates] = _own(steps(given._replace(client=client.first))[-1], of_network)
@@ -166,14 +169,14 @@ def _of_other_devices(
                 yield client.first, by_rates[rates]
 
 
-def _named(network: AccessNetwork, by_hand: Iterable[Address], facts: Facts) -> dict[Address, None]:
-    """The first addresses of the clients of a network of which facts say something that is not so of all."""
+def _clients_with_facts(network: AccessNetwork, by_hand: Iterable[Address], facts: Facts) -> dict[Address, None]:
+    """The first addresses of the clients of a network that facts are about, rather than about all clients."""
     counted = (*facts.spent.get(network.name, ()), *facts.shortfalls.get(network.name, ()), *_leased(network, facts))
     return dict.fromkeys((*by_hand, *(network.client(each) for each in counted if each is not None)))
 
 
 def _leased(network: AccessNetwork, facts: Facts) -> dict[Address, tuple[int, ...]]:
-    """What is leased by the clients of a network that shares its rates, in each direction."""
+    """By client of a network that shares its rates: what is leased for it in each direction, in parts of `WHOLE`."""
     if not network.shared or facts.shared is None:
         return {}
     leased = facts.shared.leased
@@ -198,7 +201,8 @@ def _of_clients(network: AccessNetwork, overrides: Iterable[Override]) -> dict[A
 
 
 def _own(of_client: Terms, of_network: Terms) -> Terms:
-    """Of each direction in which a client's terms differ from its network's, both kinds: a limit bounds its cap."""
+    """The client's terms for each direction in which they differ from the network's: both kinds, as a limit bounds the
+    cap."""
     return {
         kind: of_client.get(kind, UNLIMITED)
         for kinds in ((direction.cap, direction.limit) for direction in Direction)

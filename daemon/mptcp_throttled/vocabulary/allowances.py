@@ -1,4 +1,4 @@
-"""What kernel programs are to know of budgets: how much is left until a stage, and which rates apply then."""
+"""Allowances: what kernel programs know of budgets, how much is left until a stage and which rates apply then."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.vocabulary.budgets import Subject
 
 MAX_ALLOWANCES: Final = 1024
-"""That kernel programs have room for, less one: number 0 is none."""
+"""The entries of the kernel programs' map. Entry 0 means none, so that one allowance less has room."""
 
 
 class StageAhead(NamedTuple):
-    """A budget of a subject of a network that is `left` bytes before its stage with this number; 0 is the first.
+    """The next stage of a budget of a subject of a network, by its number from 0 on; `left` bytes are left until it.
 
-    `left` is not more than 0 once the stage is reached, until its rates apply.
+    `left` is 0 or negative if the stage is reached, and its rates do not apply yet.
     """
 
     network: str
@@ -41,18 +41,18 @@ class Allowance(NamedTuple):
 
     @property
     def key(self) -> AllowanceKey:
-        """Each subject has one."""
+        """Whose allowance it is: a subject has one at most."""
         return AllowanceKey(self.ahead.network, self.ahead.subject)
 
     @property
     def stage(self) -> tuple[str, int, Counting]:
-        """What it is that is ahead."""
+        """What identifies the stage, and how its bytes are counted."""
         budget = self.ahead.budget
         return budget.key, self.ahead.stage, budget.counting
 
 
 class SubnetAllowances(NamedTuple):
-    """The subnets of a network, and which allowances their subflows use: that of their client, and the network's."""
+    """Which allowances the subflows in the subnets of a network use: their client's, and that of the whole network."""
 
     network: AccessNetwork
     of_client: AllowanceKey | None

@@ -1,4 +1,4 @@
-"""What the kernel has after a step of the loop, and what the step has met."""
+"""What the kernel has after a step of the loop, and what has happened in the step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mptcp_throttled.vocabulary.kernel_plan import UNTOUCHED, KernelPlan
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What the kernel has after a step, and what the step has met.
+    """What the kernel has after a step, and what has happened in it.
 
-    `plan` is the part of the plan that the kernel has, `errors` are what it refuses. Besides the subflows that the
-    delta concerns, `retried` are the classes whose subflows may have changed, and with `is_full` all subflows may have.
-    `repairs` are the operations that put right what another program had changed, `durations` those of the reconciles,
-    in seconds. `without_qdisc`: the classes of `plan` are only noted, as no interface can have HTB.
+    `plan` is the part of the plan that the kernel has, `errors` are what it refuses. The subflows of the delta may have
+    changed, those of the classes in `retried`, and with `is_full` all. `repairs` are the operations that put right what
+    another program had changed. `durations` are how long the reconciles took, in seconds. `without_qdisc`: the classes
+    of `plan` are only noted, as no interface can have HTB.
     """
 
     plan: KernelPlan = UNTOUCHED

@@ -1,4 +1,4 @@
-"""Budgets as they are used: what the ledger counts, and what it tells rules and the operator."""
+"""The use of budgets: what the ledger counts, and what it tells rules and the operator."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Subject = Address | None
 
 
 class Reached(NamedTuple):
-    """A budget of which so many `stages`, the first ones, are reached until `until`, in seconds since the epoch.
+    """A budget whose first `stages` are reached, until `until` in seconds since the epoch.
 
-    `until` is None while no period can begin because the clock is not synchronised.
+    `until` is None if the end is not known, as while the clock is not synchronised.
     """
 
     budget: Budget
@@ -24,7 +24,7 @@ class Reached(NamedTuple):
 
 
 Spent = Mapping[str, Mapping[Subject, tuple[Reached, ...]]]
-"""By network, what has reached a stage."""
+"""By network and subject, the budgets of which a stage is reached."""
 
 
 class AccountKey(NamedTuple):
@@ -46,9 +46,9 @@ class Use(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """What is left of `amount` bytes that were added to a budget; `until`, in seconds since the epoch, they hold.
+    """An addition of `amount` bytes to a budget, of which some are `left`.
 
-    None: until they are used.
+    It ends at `until`, in seconds since the epoch; None: when it is used.
     """
 
     amount: int
@@ -57,9 +57,9 @@ class Addition(NamedTuple):
 
 
 class LevelReached(NamedTuple):
-    """A subject has used so much of a budget that the operator is warned, or that a stage begins.
+    """By its use of a budget, a subject has reached the level at which the operator is warned, or a stage.
 
-    `stages` is the number of the stages that are reached.
+    `stages` is the number of stages that are reached.
     """
 
     key: AccountKey
@@ -70,7 +70,7 @@ class LevelReached(NamedTuple):
 
 
 class PeriodBegun(NamedTuple):
-    """A period of a budget has begun, or an operator has begun the present one again; `freed` subjects had a stage."""
+    """A period of a budget has begun, or an operator has reset the budget; `freed` subjects had reached a stage."""
 
     key: AccountKey
     budget: Budget
@@ -79,7 +79,7 @@ class PeriodBegun(NamedTuple):
 
 
 class StagesEnded(NamedTuple):
-    """A subject has only so many `stages` of a rolling budget, as what it used long ago does not count any more."""
+    """A subject has reached only `stages` of a rolling budget now: what it used long ago does not count any more."""
 
     key: AccountKey
     budget: Budget

@@ -10,8 +10,8 @@ from typing import Final
 class UplinkCounters:
     """What the program for uplinks has counted since it was loaded.
 
-    Options appended, segments without room for one, ACKs repeated, and those that could not be sent; how often a
-    subflow has begun to be policed, and the segments dropped for that.
+    `appended` options; segments `without_room` for one; ACKs that were `repeated`, and those that could not be:
+    `not_repeated`. `policed` is how often the policing of a subflow has begun, `dropped` the segments dropped by it.
     """
 
     appended: int = 0
@@ -40,7 +40,7 @@ class ProgramCounters:
 class DiscardCounters:
     """What the discard-prevention programs have counted since they were loaded.
 
-    DATA_ACKs that were lowered, and keep-alives that were sent on subflows that have joined.
+    `lowered` DATA_ACKs, and `keep_alives` sent on subflows that have joined.
     """
 
     lowered: int = 0
@@ -51,8 +51,9 @@ class DiscardCounters:
 class SteeringCounters:
     """What the steering programs have counted since they were loaded.
 
-    How often MPTCP at the proxy was told that a subflow is a backup, that it is regular, and that again because it had
-    not heard it; the pulses; how often it could not be told; and the packets of subflows that there was no room for.
+    How often MPTCP at the proxy was told that a subflow is a backup (`as_backup`), that it is regular (`as_regular`),
+    or either of these once more because it had not noticed (`again`), and how often it could not be told (`not_told`).
+    `pulses` were begun. `not_steered` are packets of subflows for which the programs had no room.
     """
 
     as_backup: int = 0

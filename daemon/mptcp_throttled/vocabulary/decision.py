@@ -24,7 +24,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """The rate that a subflow has together with all subflows of its share."""
+    """The rate that all subflows of a share have together."""
 
     share: Share
     rate: Rate
@@ -32,7 +32,7 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What policy decides for one direction of a subflow: the share that it belongs to, None if it is free; and why."""
+    """What policy decides for one direction of a subflow: its share, None if it is free; and why."""
 
     share: Share | None
     reason: str
@@ -40,7 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What policy decides for one subflow. The rate of a share is no part of it: that is in the terms.
+    """What policy decides for one subflow. It has no rate: that of a share is in the terms.
 
     `client` is the address that stands for the client in its network; None: the subflow is in none.
     """

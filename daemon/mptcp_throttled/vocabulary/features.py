@@ -13,9 +13,9 @@ from mptcp_throttle.model import AccessNetwork
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What features follow: the access networks with their present rates, none when the daemon ends.
+    """What features act by. `networks` are the access networks with their present rates; none when the daemon ends.
 
-    Behind them, each client with rates of its own is a network of the same name, whose subnets are longer prefixes.
+    They are followed by a network for each client with rates of its own, which has the same name and longer prefixes.
     `paused`: by the operator. `throttling`: subflows may be throttled now. `linger` and `interval`
     (`daemon.reconcile_interval`) are in seconds.
     """

@@ -15,14 +15,15 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 DRAIN_RATE: Final = Rate(10_000_000_000)
-"""Of a class without assignments: faster than any interface that an MPTCP proxy has a FIFO on."""
+"""The rate of a class without assignments: its queue drains at once, as no proxy's interface is faster."""
 
 PAYLOAD_PART: Final = 0.94
-"""HTB counts bytes on the wire, the kernel paces TCP's payload: 1428 of the 1514 bytes of a full IPv4 frame with time
-stamps and a DSS option, 1408 with IPv6. A little less, so that no queue builds up in HTB."""
+"""The fraction of a rate at which sockets are paced. HTB counts bytes on the wire, the kernel paces TCP's payload: 1428
+of the 1514 bytes of a full IPv4 frame with time stamps and a DSS option, 1408 with IPv6. It is a little less, so that
+no queue builds up in HTB."""
 
 OTHER_TRAFFIC_MINOR: Final = 1
-"""The class of traffic without an assignment, if `other_traffic` is configured. Those of shares have higher numbers."""
+"""The class of traffic without an assignment, if `other_traffic` is configured. Those of shares have higher minors."""
 
 _NONE: Final[Map] = Map()  # type: ignore[type-arg]
 
@@ -31,13 +32,13 @@ _NONE: Final[Map] = Map()  # type: ignore[type-arg]
 class KernelPlan:
     """`classes` maps the minor of each HTB class to its rate, `assignments` each subflow to the minor of its class.
 
-    `paces` are bytes/s of payload, by capped subflow: what the subflow's socket tells MPTCP's scheduler. A limited
-    subflow has none: it fills its congestion window, which tells its rate, and a pace would keep the connection's send
+    `paces` are bytes/s of payload, by capped subflow: MPTCP's scheduler reads them from the socket. A limited subflow
+    has none: it fills its congestion window, from which its rate follows, and a pace would keep the connection's send
     buffer from growing. With `default_minor` 0, HTB does not shape traffic without an assignment (sch_htb.c, direct
     queue).
 
-    A whole plan that is kept consists of persistent maps, which share what does not change with the plan before; a part
-    of a plan, made and read once, of whatever is fastest.
+    The whole plan consists of persistent maps, which share their unchanged parts with the plan before. A part of a plan
+    is made and read once, and consists of dictionaries.
     """
 
     htb: bool = False
@@ -51,7 +52,7 @@ class KernelPlan:
         return KernelPlan(self.htb, self.default_minor, Map(self.classes), Map(self.assignments), Map(self.paces))
 
     def part_of(self, before: KernelPlan, after: KernelPlan) -> KernelPlan:
-        """What this plan says about the classes and subflows of a part that changes."""
+        """The part of this plan about the classes and subflows that are in `before` or `after`."""
         return KernelPlan(
             self.htb,
             self.default_minor,

@@ -1,4 +1,4 @@
-"""What the proxy's sockets have and carry, and what classes and the program for uplinks count, at one time."""
+"""An observation: the state of the proxy's sockets, and the counters of classes and uplinks, at one time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mptcp_throttled.vocabulary.traffic import SocketTotals
 
 @dataclass(frozen=True, slots=True)
 class SocketState:
-    """A socket of the proxy that can send: the minor of its class (0: none), its pace (bytes/s; None: not paced), what
-    it has carried, its smoothed RTT in seconds (None before the first sample), and its cookie (SO_COOKIE).
+    """A socket of the proxy that can send.
 
-    Not `is_mptcp`: TCP without MPTCP. `unsent` are the bytes that it has and has not sent once.
+    `minor` is that of its class (0: none), `pace` is in bytes/s (None: not paced), `rtt` is its smoothed RTT in seconds
+    (None before the first sample), `cookie` is SO_COOKIE. `unsent` are the queued bytes that were never sent.
     """
 
     minor: int
@@ -30,9 +30,10 @@ class SocketState:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Sockets, and bytes that classes were given by minor, headers included, at `at` (monotonic seconds).
+    """What was observed `at` a time (monotonic seconds).
 
-    `uplinks` are the bytes of payload that the program for uplinks has seen acknowledged, of those that are throttled.
+    `classes` are the bytes that each class has counted, by minor, headers included. `uplinks` are the bytes of payload,
+    by throttled uplink, that its program has seen acknowledged.
     """
 
     at: float

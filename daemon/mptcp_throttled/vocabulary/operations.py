@@ -1,6 +1,6 @@
 """The kernel operations as values: `diff` returns them, `plan` prints them, the kernel layer applies them.
 
-A value never changes: who makes one hands over the mappings in it.
+They never change: whoever makes one must not change its mappings afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mptcp_throttle.units import Rate
 
 @dataclass(frozen=True, slots=True)
 class InstallHtb:
-    """Save the root qdisc of each interface that has not our HTB, and replace it by HTB.
+    """On each interface without our HTB, save the root qdisc and replace it by HTB.
 
     HTB gets its filter from fwmark to class if the classifier needs it.
     """
@@ -56,7 +56,7 @@ class MakeAssignments:
 
 @dataclass(frozen=True, slots=True)
 class ChangeAssignments:
-    """Remove and add assignments of one IP version, which have been made."""
+    """Remove and add assignments of one IP version, of which assignments have been made before."""
 
     ip_version: int
     add: Mapping[FourTuple, int]
@@ -86,7 +86,7 @@ class RestoreQdisc:
 
 
 ClassOperation = AddClass | ChangeClass | DeleteClass
-"""Those that are applied many at a time."""
+"""The operations that are applied many at a time."""
 
 OtherOperation = InstallHtb | MakeAssignments | ChangeAssignments | ChangePaces | RemoveAssignments | RestoreQdisc
 Operation = ClassOperation | OtherOperation

@@ -22,17 +22,17 @@ KEEPS_SENDING: Final = "client keeps sending (ignores MP_PRIO, or has no other p
 _NOT_APPLIED: Final = "not applied; see status"
 
 MAX_ERRORS: Final = 20
-"""The errors of a snapshot; the last line says how many more there are."""
+"""The most errors of a snapshot; one more line says how many are omitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throttled:
     """A subflow that is throttled in the kernel as `throttle` says, by the class `minor`.
 
-    `latency` is the seconds from the kernel's time stamp of the SYN that made it so (the latest of its connection
-    before) to the moment at which steering held it back, or at which it was assigned to its class; None if no SYN did,
-    but a start, a reload, the operator, or a sniffer that answers again. `adopted`: its assignment is that of an
-    earlier instance.
+    `latency` is the time in seconds from the SYN that caused it to the moment when steering held it back, or when it
+    was assigned to its class. That SYN is the latest of its connection before, by the kernel's time stamp. None: no SYN
+    has caused it, but a start, a reload, the operator, or a sniffer that answers again. `adopted`: its assignment is
+    that of an earlier instance.
     """
 
     decision: Decision
@@ -57,8 +57,8 @@ class Snapshot:
 
     `networks` are as configured; their present rates are in the `terms`, which rules have made from the `facts`.
     `without_qdisc`: the classes of `applied` are only noted, and paces and steering alone hold caps. `classifier` is
-    the one in use. `uplinks` are those that are throttled in the kernel; of `policed`, what exceeds the rate is
-    dropped. `features` are by name. `one_path_since`: since when (monotonic seconds) connections that had several
+    the one in use. `uplinks` are those that are throttled in the kernel; of those in `policed`, what exceeds the rate
+    is dropped. `features` are by name. `one_path_since`: since when (monotonic seconds) connections that had several
     access networks have had one only.
     """
 
@@ -132,12 +132,12 @@ class Snapshot:
         return "; ".join(filter(None, reasons))
 
     def _why_rate(self, share: Share) -> str | None:
-        """Why the rate of a network is not the configured one; a client's verdict says that of its own."""
+        """Why the rate of a network's share is not the configured one; a client's own verdict says that already."""
         why = None if share.client is not None else self.terms.term(share).reason
         return None if why is None else f"{share.kind.word}: {why}"
 
     def state_of(self, decision: Decision) -> str:
-        """In a word what is done to what a subflow is sent: `cap`, `limit`, `backup` or `free`."""
+        """One word for the downlink of a subflow: `cap`, `limit`, `backup` or `free`."""
         throttle = self.throttle(Direction.DOWNLINK, decision.subflow.ends)
         if throttle is not None:
             return throttle.share.kind.word
@@ -171,7 +171,7 @@ def uplink_transitions(
     after: Mapping[FourTuple, Throttle],
     concerned: Mapping[FourTuple, Decision | None],
 ) -> list[Transition]:
-    """What has changed of the throttled uplinks; `concerned` has the decisions, None for subflows that have ended."""
+    """The changes of throttled uplinks among the subflows `concerned`: their decisions, None for one that has ended."""
     return [
         Transition(Direction.UPLINK, ends, before.get(ends), after.get(ends), decision)
         for ends, decision in concerned.items()
@@ -190,11 +190,11 @@ def update_throttled(
     began: float,
     now: float,
 ) -> tuple[Map[FourTuple, Throttled], list[Transition]]:
-    """The throttled subflows, brought up to date for the subflows `concerned`, and what has changed for the operator.
+    """The throttled subflows, updated for the subflows `concerned`, and the changes among these.
 
-    `adopted` are the assignments that were in the kernel before us. `held_since` says since when steering holds a
-    subflow back. `now` is in monotonic seconds, and so is `began`: since when networks, rates and pause are what they
-    are, and the sniffer answers.
+    `adopted` are the assignments that an earlier instance has left. `held_since` says since when steering holds a
+    subflow back. `began` is since when networks, rates and pause are unchanged and the sniffer answers. Times are in
+    monotonic seconds.
     """
     transitions: list[Transition] = []
     changed = throttled.mutate()
@@ -226,12 +226,12 @@ def update_throttled(
         if after != before:
             is_changed = True
             changed[ends] = after
-    # The same object if nothing has changed: to compare all values would take readers long.
+    # The same object if nothing has changed: readers compare identities.
     return changed.finish() if is_changed else throttled, transitions
 
 
 def bounded(errors: Iterable[str]) -> tuple[str, ...]:
-    """The errors for the operator, each text once: with thousands of refused classes, not a line each."""
+    """The first `MAX_ERRORS` errors, each text once: thousands of classes may be refused."""
     texts = tuple(dict.fromkeys(errors))
     omitted = len(texts) - MAX_ERRORS
     return texts if omitted <= 0 else (*texts[:MAX_ERRORS], f"and {omitted} more errors")

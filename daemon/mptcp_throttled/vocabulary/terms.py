@@ -31,7 +31,7 @@ class RuleName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A rate as it is now; None: unlimited.
+    """A present rate; None: unlimited.
 
     `reason` is why it is not the configured one; None if it is. `next_change` is when it changes by itself, in
     monotonic seconds; None: never. `rule` has decided the rate.
@@ -62,10 +62,10 @@ Shortfalls = Mapping[str, Mapping[Address, Rate]]
 class PresentTerms:
     """The terms of all access networks at one moment.
 
-    `by_client` has those of clients whose terms differ from their network's: of each direction in which they do, both
-    kinds. `bursts` are those of the networks that have one, in bytes. `rates` and `client_rates` have the rates that
-    there are; `has_only_caps`: all of them are caps of downloads, without bursts. `next_change` is when the first term
-    changes by itself, in monotonic seconds; None: never.
+    `by_client` has clients whose terms differ from their network's: both kinds of each direction in which they differ.
+    `bursts` has the bursts of networks that have one, in bytes. `rates` and `client_rates` are the same without the
+    kinds that are unlimited. `has_only_caps`: all rates are caps of downloads, without bursts. `next_change` is when
+    the first term changes by itself, in monotonic seconds; None: never.
     """
 
     by_network: Mapping[str, Terms] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class PresentTerms:
     next_change: float | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Those of thousands of clients are often one value.
+        # Thousands of clients often share one object.
         all_terms = {id(terms): terms for terms in (*self.by_network.values(), *self.by_client.values())}
         rates = {number: _rates(terms) for number, terms in all_terms.items()}
         changes = [term.next_change for terms in all_terms.values() for term in terms.values()]
@@ -88,7 +88,7 @@ class PresentTerms:
         object.__setattr__(self, "next_change", min((at for at in changes if at is not None), default=None))
 
     def rate(self, share: Share) -> Rate | None:
-        """The one rate of a share, with its burst; None if it has none any more.
+        """The present rate of a share, with its burst; None if it has none now.
 
         A limit bounds the cap of its direction.
         """
@@ -108,11 +108,11 @@ class PresentTerms:
         return (self.by_network.get(share.network, {}) if of_client is None else of_client).get(share.kind, UNLIMITED)
 
     def is_of_all_addresses(self, client: ClientKey) -> bool:
-        """Whether a client has these terms by what all its addresses do."""
+        """Whether a rule has decided the client's terms by what all its addresses carry together."""
         return any(term.rule in _OF_ALL_ADDRESSES for term in self.by_client.get(client, {}).values())
 
     def is_overflow(self, client: ClientKey) -> bool:
-        """Whether the cap of a client is raised to what its preferred paths lack."""
+        """Whether an overflow has raised the cap of a client."""
         return self.by_client.get(client, {}).get(RateKind.CAP, UNLIMITED).rule is RuleName.OVERFLOW
 
     def throttle(self, verdict: Verdict) -> Throttle | None:
@@ -123,7 +123,7 @@ class PresentTerms:
 
     @property
     def kinds(self) -> dict[str, Set[RateKind]]:
-        """By network, the kinds that there is a rate of: decisions depend on nothing else of a network's terms."""
+        """By network, the kinds with a rate: decisions depend on nothing else of a network's terms."""
         return {name: rates.keys() for name, rates in self.rates.items()}
 
 
@@ -139,7 +139,10 @@ class WallClock(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What rules may look at besides the configuration; `shared` is None for a proxy alone."""
+    """What rules may depend on besides the configuration.
+
+    `spent` has the budgets with reached stages, `shared` this proxy's parts of shared rates; None: it shares none.
+    """
 
     overrides: tuple[Override, ...] = ()
     wall_clock: WallClock = WallClock()
@@ -149,15 +152,15 @@ class Facts(NamedTuple):
 
 
 class PresentWindow(NamedTuple):
-    """The window of a schedule that holds now, None if none does, and when that changes, in monotonic seconds."""
+    """The window of a schedule that holds now, and when that changes, in monotonic seconds. None: none, and never."""
 
     window: Window | None = None
     change: float | None = None
 
 
 class RuleInput(NamedTuple):
-    """Whose terms are asked for, and when: of a client of a network, by its first address, None being any; at `now`,
-    in monotonic seconds, while `present` holds."""
+    """What a rule computes terms for: a client of a network, by its first address (None: any), at `now`, in monotonic
+    seconds. `present` is the window that holds then."""
 
     network: AccessNetwork
     client: Address | None

@@ -22,7 +22,7 @@ _DSS_WITHOUT_DATA: Final = 12
 # With MSS, SACK permitted, time stamps and window scale.
 _TCP_WITH_SYN: Final = 40
 # MP_CAPABLE has 4, 12 and 20 bytes in the SYN, the SYN/ACK and the ACK that follows, MP_JOIN 12, 16 and 24 (RFC 8684,
-# figures 4 to 8): on average. That ACK has no DSS.
+# figures 4 to 8): these are the averages. That ACK has no DSS.
 _MPTCP_OF_SYN_ACK: Final = 14
 _MPTCP_OF_SYN_AND_ACK: Final = 30
 _NS_PER_MS: Final = 10**6
@@ -40,11 +40,11 @@ class SteeredTotals(NamedTuple):
 
     @classmethod
     def of(cls, own_acks: int, held_ns: int) -> Self:
-        """As the programs count, in nanoseconds."""
+        """From the counters of the programs; `held_ns` is in nanoseconds."""
         return cls(own_acks, held_ns // _NS_PER_MS)
 
     def since(self, before: SteeredTotals) -> SteeredTotals:
-        """What was added since `before`: all, if the programs have been loaded again."""
+        """What was counted since `before`; if the programs were loaded again in between, all of it."""
         if self.own_acks < before.own_acks or self.held_back_ms < before.held_back_ms:
             return self
         return SteeredTotals(self.own_acks - before.own_acks, self.held_back_ms - before.held_back_ms)
@@ -126,7 +126,10 @@ class Traffic:
         is_mptcp: bool = True,
         opened: bool = False,
     ) -> Self:
-        """What one subflow has added; `rtt` in seconds. `opened`: its handshake is added, too."""
+        """The traffic of one subflow from what its socket has `added`; `rtt` in seconds, None: not known.
+
+        `opened`: its handshake counts, too.
+        """
         ip_sent = added.sent + _headers(added.segments_out, added.data_out, ip_version, is_mptcp=is_mptcp)
         segments_in = added.segments_in - added.steered.own_acks
         ip_received = added.received + _headers(segments_in, added.data_in, ip_version, is_mptcp=is_mptcp)

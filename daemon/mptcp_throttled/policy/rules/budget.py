@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def apply(terms: Terms, given: RuleInput) -> Terms:
-    """The terms with each rate that is more than a reached stage allows in place of that.
+    """The terms, in which no rate is more than the reached stages allow.
 
     In a window that does not count, no rate is narrowed.
     """

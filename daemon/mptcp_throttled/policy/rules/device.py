@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def apply(terms: Terms, given: RuleInput) -> Terms:
-    """The terms with the device's own rates; kinds that it has no rate of are the network's."""
+    """The terms with the device's own rates; kinds without an own rate stay those of the network."""
     device = None if given.client is None else given.network.devices.by_first.get(given.client)
     if device is None or not device.rates:
         return terms

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from mptcp_throttled.vocabulary.terms import RuleInput, Term, Terms
 
 _LEAST: Final = 1000
-"""The lowest rate that there is, in bits/s."""
+"""The lowest rate, in bits/s."""
 
 
 def apply(terms: Terms, given: RuleInput) -> Terms:
-    """The terms with what this proxy has of each rate."""
+    """The terms with this proxy's part of each rate."""
     shared, network, client = given.facts.shared, given.network, given.client
     if not network.shared or shared is None:
         return terms
@@ -35,7 +35,7 @@ def _divided(term: Term, rate: Rate, held: int, shared: SharedRates) -> Term:
     if held >= WHOLE:
         return term
     part = max(rate.bits_per_second * held // WHOLE // 8 * 8, _LEAST)
-    # Without what changes often: a reason is part of decisions.
+    # A reason is part of decisions, so it must not contain what changes often, such as the part.
     number = "proxies" if shared.size > 1 else "proxy"
     reason = f"{rate} over {shared.size} {number}" + (", which are out of reach" if shared.is_away else "")
     reasons = [reason] if term.reason is None else [term.reason, reason]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def apply(terms: Terms, given: RuleInput) -> Terms:
-    """The terms with the rates of the window that holds now; the others change with the next window, too."""
+    """The terms with the rates of the window that holds now. All scheduled kinds change when the window does."""
     window, until = given.present
     kinds = {kind for window in given.network.schedule for kind in window.rates}
     scheduled = {kind: Term(terms.get(kind, UNLIMITED).rate, None, until) for kind in kinds}
