@@ -1,4 +1,4 @@
-"""Operations and kernel states: which operations lead to a plan, in a safe order, and what each does to a state."""
+"""Finds the operations that lead from a kernel state to a plan, in a safe order, and the state after an operation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ W = TypeVar("W")
 
 
 def diff(observed: KernelState, plan: KernelPlan) -> tuple[op.Operation, ...]:
-    """The operations that lead from `observed` to `plan`, in an order in which they may be interrupted anywhere.
+    """The operations that lead from `observed` to `plan`, in an order that may be interrupted after any of them.
 
     Throttling: pace, qdisc, class, assignment, in this order. Freeing: assignment, pace, class, qdisc.
     So an assignment never names a missing class, and no socket feeds a class faster than the class drains.
@@ -76,8 +76,8 @@ def _diff(observed: KernelState, plan: KernelPlan) -> Iterator[op.Operation]:
 
 def _missing(wanted: Mapping[K, V], present: Mapping[K, W]) -> dict[K, V]:
     """What of `wanted` is not in `present`, or has another value there."""
-    # Nearly always nothing. Two dictionaries (assignments, parts of a plan) are compared ten times as fast as key by
-    # key; a persistent map never equals a dictionary, so a whole plan's classes and paces are looked up one by one.
+    # Usually nothing is missing. To compare two dictionaries (assignments, parts of a plan) is ten times as fast as key
+    # by key. A persistent map never equals a dictionary: classes and paces of a whole plan are compared one by one.
     if wanted == present:
         return {}
     return {key: value for key, value in wanted.items() if present.get(key) != value}

@@ -1,12 +1,12 @@
-"""Keeps the kernel as planned, step by step: what to apply now, what to try again, when to read everything.
+"""Brings the kernel to the plan at each step: decides what to apply, what to try again, and when to read everything.
 
 * A change of the plan is reconciled at once, incrementally: only its own shares are touched.
 * HTB is installed and removed by a full reconcile, at once.
 * What the kernel refuses for one share is tried again with a back-off of its own and delays no other share.
 * If HTB itself is refused, every change waits for its back-off. No subflow is throttled then, so none has to be freed.
-* A full reconcile follows notifications of the kernel, quick checks that fail and refusals; and comes periodically.
+* A full reconcile follows a notification of the kernel, a quick check that fails, and a refusal; it is also periodic.
 
-Nothing is logged or counted here: `Applied` says what a step has met.
+Nothing is logged or counted here: `Applied` says what has happened in a step.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _NO_MINOR: Final = 0
 
 
 @dataclass(slots=True)
-class _Events:
-    """What a step in progress has met."""
+class _StepNotes:
+    """What has happened in the step that is in progress, as in `Applied`."""
 
     retried: frozenset[int] = frozenset()
     is_full: bool = False
@@ -58,7 +58,7 @@ class Keeper:
         self.htb_refused = False
         """Whether HTB could not be installed or removed: no subflow can be throttled."""
         self.looked_at = -math.inf
-        """When the kernel was looked at, quickly or fully, in monotonic seconds."""
+        """When the last quick check or full reconcile began, in monotonic seconds."""
 
     @property
     def refused_minors(self) -> frozenset[int]:
@@ -77,10 +77,10 @@ class Keeper:
     def step(self, delta: PlanDelta, interval: float) -> Applied:
         """Apply a change of the plan, and do what is due; nothing is read without a reason.
 
-        `interval`, in seconds, is between two full reconciles, and the longest delay between two attempts.
+        `interval`, in seconds, is the time between two full reconciles, and the longest delay between two attempts.
         """
         self._interval = interval
-        events = _Events()
+        notes = _StepNotes()
         self._forget_unplanned(delta)
         is_due = self._clock.monotonic() >= self._times.due
         certain = True
@@ -89,18 +89,18 @@ class Keeper:
             is_due = is_due or self._applied.htb or not self.htb_refused
         elif self._applied.htb:
             if not delta.empty:
-                certain = self._increment(events, delta.before, delta.after, frozenset())
+                certain = self._increment(notes, delta.before, delta.after, frozenset())
             if not is_due and (due := self._retries.take_due(self._clock.monotonic())):
-                certain &= self._retry(events, due)
+                certain &= self._retry(notes, due)
         if is_due or not certain or not self._seems_intact():
-            self._reconcile_fully(events, is_expected=not (certain and delta.empty))
+            self._reconcile_fully(notes, is_expected=not (certain and delta.empty))
         return Applied(
             self._applied,
             tuple(dict.fromkeys((*self._errors, *self._left_out, *self._retries.errors))),
-            events.retried,
-            events.is_full,
-            events.repairs,
-            tuple(events.durations),
+            notes.retried,
+            notes.is_full,
+            notes.repairs,
+            tuple(notes.durations),
             self._without_qdisc,
         )
 
@@ -108,31 +108,33 @@ class Keeper:
         """Leave the kernel as it was found; what could not be restored."""
         return self._reconciler.full(UNTOUCHED).failures
 
-    def _increment(self, events: _Events, before: KernelPlan, after: KernelPlan, due: frozenset[KernelObject]) -> bool:
+    def _increment(
+        self, notes: _StepNotes, before: KernelPlan, after: KernelPlan, due: frozenset[KernelObject]
+    ) -> bool:
         """Reconcile a part of the plan, without refused objects that are not `due`; whether the outcome is certain."""
         began = self._clock.monotonic()
         present = self._applied.part_of(before, after)
         outcome = self._reconciler.incremental(present, self._permitted(after, due))
         self._applied = self._applied.replaced(present, outcome.applied)
         self._note_refused(outcome, due, began)
-        events.durations.append(self._clock.monotonic() - began)
+        notes.durations.append(self._clock.monotonic() - began)
         if outcome.errors or (outcome.refused and not due):
-            # Perhaps refused only because the kernel is not in the state that we believe: a full reconcile will tell.
+            # Perhaps the kernel refuses this because its state is not what we believe: a full reconcile finds out.
             self._unverified.update(outcome.refused)
             self._blocked |= outcome.blocked
             self._errors = tuple(dict.fromkeys((*self._errors, *outcome.errors)))
             self._times.changed()
         return outcome.certain
 
-    def _retry(self, events: _Events, due: frozenset[KernelObject]) -> bool:
+    def _retry(self, notes: _StepNotes, due: frozenset[KernelObject]) -> bool:
         assignments = self._planner.plan.assignments
         minors = {o.key if isinstance(o.key, int) else assignments.get(o.key, _NO_MINOR) for o in due}
-        events.retried = frozenset(minors)
+        notes.retried = frozenset(minors)
         part = self._planner.part(minors)
-        return self._increment(events, part, part, due)
+        return self._increment(notes, part, part, due)
 
-    def _reconcile_fully(self, events: _Events, *, is_expected: bool) -> None:
-        """`is_expected`: operations are needed for a reason that this step knows; otherwise they repair something."""
+    def _reconcile_fully(self, notes: _StepNotes, *, is_expected: bool) -> None:
+        """Reconcile fully. `is_expected`: this step knows why operations are needed; otherwise they are repairs."""
         plan = self._planner.plan
         began, used = self._clock.monotonic(), self._clock.processor_time()
         self.looked_at = began
@@ -150,16 +152,16 @@ class Keeper:
             self._errors = (*obstacle, *outcome.errors)
             self._note_refused(outcome, due, began)
         else:
-            # Nothing is applied that could be retried by itself: what was refused is part of why HTB is not there.
+            # Without HTB nothing can be retried by itself: what was refused tells why HTB is missing.
             self._errors = (*obstacle, *outcome.failures)
             self._retries, self._blocked = Retries(), frozenset()
         if not is_expected:
-            events.repairs = outcome.done
-        events.is_full |= bool(outcome.done or outcome.refused or outcome.errors or is_expected)
+            notes.repairs = outcome.done
+        notes.is_full |= bool(outcome.done or outcome.refused or outcome.errors or is_expected)
         # Only processor time counts: on a busy machine the full reconciles need not become rarer.
         ended, used = self._clock.monotonic(), self._clock.processor_time() - used
-        events.durations.append(ended - began)
-        trouble = bool(events.repairs or self._errors) or self.htb_refused
+        notes.durations.append(ended - began)
+        trouble = bool(notes.repairs or self._errors) or self.htb_refused
         self._times.reconciled(ended - used, ended, self._interval, trouble=trouble)
         if is_unblocked:
             self._times.changed()
@@ -169,7 +171,8 @@ class Keeper:
         return without(plan, {*self._retries.waiting(due), *self._blocked})
 
     def _seems_intact(self) -> bool:
-        """Whether a quick check, if one is due, finds nothing, or its finding has to wait for a back-off."""
+        """Whether no full reconcile is needed now: no quick check is due, it succeeds, or its failure must wait for a
+        back-off."""
         began = self._clock.monotonic()
         if began < self._times.quick_check_due:
             return True

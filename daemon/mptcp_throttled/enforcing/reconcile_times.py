@@ -1,11 +1,11 @@
-"""When the kernel is reconciled fully: at once where HTB itself changes, here for all other reasons.
+"""When to reconcile fully, and when to do a quick check. (If HTB itself changes, `keeper` reconciles fully at once.)
 
-A full reconcile takes longer the more subflows are throttled. Between two of them, quick checks tell in constant time,
-except with the classifier `rules`, which reads every rule, whether table and the program on the sockets are there;
-changes of qdiscs and classes are notified by the kernel.
+A full reconcile takes longer the more subflows are throttled. Between two of them, quick checks tell whether our table
+and the program on the sockets are still there. They take constant time, except with the classifier `rules`, which reads
+every rule. The kernel notifies us of changes of qdiscs and classes.
 
-After a notification or an error a full reconcile follows soon; while each of them finds new trouble, exponential
-back-off. So neither a kernel that keeps refusing nor a program that keeps undoing our work makes us busy.
+After a notification or an error, a full reconcile follows soon. While each one finds new trouble, they follow with
+exponential back-off. So neither a kernel that keeps refusing nor a program that keeps undoing our work keeps us busy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 _SHORTEST_SECONDS: Final = 0.1
-# Fractions of the time. A full reconcile with thousands of classes takes long, and JOINs wait until it ends.
+# Fractions of the time that this may take. A full reconcile of thousands of classes takes long, and JOINs wait for it.
 _MAX_FRACTION: Final = 0.1
 _MAX_FRACTION_PERIODIC: Final = 0.0025
 _MAX_FRACTION_QUICK_CHECKS: Final = 0.01
@@ -40,8 +40,8 @@ class ReconcileTimes:
     def reconciled(self, began: float, ended: float, interval: float, *, trouble: bool) -> None:
         """A full reconcile has ended. `trouble`: an error that concerns all, or a plan that had to be repaired.
 
-        The next one comes after `interval`, which is also the longest delay between attempts. A repair may be undone a
-        moment after a full reconcile without trouble: only one after a whole interval ends the back-off.
+        The next one comes after `interval`, which is also the longest delay between attempts. Only a full reconcile
+        without trouble a whole interval later ends the back-off: a repair may be undone a moment after an earlier one.
         """
         if trouble:
             self._delay = min(self._delay * 2, interval)

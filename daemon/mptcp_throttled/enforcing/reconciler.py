@@ -1,6 +1,6 @@
-"""Make the kernel match the plan: fully (read, diff, apply, read back) or incrementally (apply what has changed).
+"""Makes the kernel match the plan: fully (read, diff, apply, read back) or incrementally (apply what has changed).
 
-Level-triggered: a JOIN, a `tc qdisc del` by hand, a retry and the periodic full reconcile lead to the same diff.
+It is level-triggered: a JOIN, a `tc qdisc del` by hand, a retry and a periodic full reconcile lead to the same diff.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Kernel(Protocol):
     """The kernel as the reconciler sees it. All methods raise KernelError."""
 
     def read(self) -> KernelState:
-        """All of ours that is there now."""
+        """Read all our objects."""
 
     def quick_check(self) -> QuickCheck:
-        """How much of ours is there now, of what changes without a notification."""
+        """Count our objects whose changes the kernel does not notify us of."""
 
     def apply(self, operation: op.OtherOperation) -> None:
         """Apply one operation, wholly or not at all."""
 
     def change_classes(self, operations: Sequence[op.ClassOperation]) -> list[KernelError | None]:
-        """Apply each of these, in order, wholly or not at all; for each, why it was refused."""
+        """Apply each of these, in order, wholly or not at all; for each, why it was refused, None if it was not."""
 
     def fail_open(self) -> None:
         """Free all subflows without reading assignments: restore the root qdisc if it is ours."""
@@ -47,12 +47,11 @@ class Kernel(Protocol):
 class Outcome:
     """What a reconcile did, and the part of the plan that the kernel has now.
 
-    `refused` says, for each object that is not as planned, why. `errors` are of operations that concern no single
-    share. `blocked` are the classes that must stay away until a full reconcile has removed their assignments.
+    `refused` has each object that is not as planned, and why. `errors` are those of operations that concern no single
+    share. `blocked` are the classes that must not exist until a full reconcile has removed their assignments.
     `obstacle` is why HTB cannot be installed, `left_out` why interfaces have none. `without_qdisc`: no interface can
-    have HTB, and paces hold caps instead.
-    `certain` is false if an incremental reconcile may have left a subflow throttled that should be free: a full one
-    must follow at once.
+    have HTB, and paces hold caps instead. Not `certain`: an incremental reconcile may have left a subflow throttled
+    that should be free, and a full one must follow at once.
     """
 
     done: tuple[op.Operation, ...]
@@ -67,13 +66,13 @@ class Outcome:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What the kernel answered to everything that it refused, each text once."""
+        """Why the kernel refused operations, each text once."""
         return tuple(dict.fromkeys((*self.errors, *self.refused.values())))
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What has become of the operations so far."""
+    """What has happened to the operations of a reconcile that is in progress."""
 
     done: list[op.Operation] = field(default_factory=list)
     refused: dict[KernelObject, str] = field(default_factory=dict)
@@ -85,7 +84,7 @@ class _Progress:
         return bool(self.refused or self.errors)
 
     def refuse(self, operation: op.Operation, error: str) -> set[KernelObject]:
-        """Note why an operation was refused; what the plan must do without."""
+        """Note why an operation was refused; the objects that the plan must do without."""
         missing, blocked = objects_of(operation), blocked_by(operation)
         self.refused.update(dict.fromkeys(missing, error))
         self.blocked |= blocked
@@ -95,20 +94,20 @@ class _Progress:
 
 
 class Reconciler:
-    """The one place where operations are applied to the kernel. For one thread."""
+    """Applies operations to the kernel; nothing else does. For one thread."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        # Of what was read last, what no plan tells.
+        # The parts of the last state read that no plan contains.
         self._pacing = PacingState()
         self._without_qdisc = False
         self._made: frozenset[int] = frozenset()
 
     def full(self, plan: KernelPlan) -> Outcome:
-        """Bring the whole kernel to `plan` as far as it lets us; what fails leaves its subflows free.
+        """Bring the whole kernel to `plan` as far as it allows; an operation that fails leaves its subflows free.
 
-        If an operation fails, the plan without what depends on it is tried next. If a subflow is still throttled that
-        should not be, all are freed.
+        After a failure, the plan is tried again without what depends on the failed operation. If a subflow is still
+        throttled then that should not be, all subflows are freed.
         """
         progress = _Progress()
         try:
@@ -135,7 +134,7 @@ class Reconciler:
         return replace(outcome, obstacle=obstacle, left_out=left_out, without_qdisc=without_qdisc)
 
     def incremental(self, applied: KernelPlan, wanted: KernelPlan) -> Outcome:
-        """Bring the classes and subflows of a part of the plan from what is `applied` of them to what is `wanted`.
+        """Bring the classes and subflows of a part of the plan from the state that is `applied` to the `wanted` one.
 
         Nothing is read: what the kernel acknowledges counts as applied until the next full reconcile.
         """
@@ -152,11 +151,11 @@ class Reconciler:
         )
 
     def quick_check(self, applied: KernelPlan) -> bool:
-        """Whether what was applied seems to be there still.
+        """Whether what was applied still seems to be there.
 
-        The time does not grow with the number of subflows, except with the classifier `rules`, which reads every rule.
-        tc is left out: the kernel notifies us of its changes (kernel/watch.py). An assignment that was changed in
-        place does not change the count; a full reconcile finds it.
+        Its time does not grow with the number of subflows, except with the classifier `rules`, which reads every rule.
+        Qdiscs and classes are left out: the kernel notifies us of their changes (kernel/watch.py). An assignment that
+        was changed in place does not change the count; a full reconcile finds it.
         """
         try:
             seen = self._kernel.quick_check()
@@ -173,7 +172,8 @@ class Reconciler:
         )
 
     def _enforceable(self, plan: KernelPlan) -> KernelPlan:
-        """The plan without paces if sockets cannot be paced, and without what has none if no interface can have HTB."""
+        """The plan without paces if sockets cannot be paced; without subflows that have no pace if no interface can
+        have HTB."""
         if self._pacing.paces is None:
             plan = replace(plan, paces=Map())
         if not self._without_qdisc:
@@ -190,7 +190,7 @@ class Reconciler:
             return state, wanted
         reachable, all_done = self._apply(operations, wanted, progress)[1:]
         if all_done and all(isinstance(operation, op.ChangePaces) for operation in operations):
-            return state, reachable  # no other program changes paces: what is read of them is what we have written
+            return state, reachable  # no other program changes paces: there is no need to read them back
         state = self._read(plan)
         if all_done:
             for operation in diff(state, reachable):
@@ -200,16 +200,17 @@ class Reconciler:
     def _apply_diff(
         self, state: KernelState, wanted: KernelPlan, progress: _Progress
     ) -> tuple[KernelState, KernelPlan]:
-        """Apply what differs; the state that this leads to, as the kernel acknowledges it."""
+        """Apply what differs; the state to which the acknowledged operations lead, and the part that can be reached."""
         done, reachable, _ = self._apply(diff(state, wanted), wanted, progress)
         return reduce(after, done, state), reachable
 
     def _apply(
         self, operations: Sequence[op.Operation], plan: KernelPlan, progress: _Progress
     ) -> tuple[list[op.Operation], KernelPlan, bool]:
-        """Apply operations in order, without what has become unreachable by a refusal.
+        """Apply operations in order, without those that a refusal has made pointless.
 
-        What is done, the part of the plan that can still be reached, and whether nothing was refused.
+        Returns the operations that succeeded, the part of the plan that can still be reached, and whether nothing was
+        refused.
         """
         done: list[op.Operation] = []
         all_done = True
@@ -244,8 +245,7 @@ class Reconciler:
 
     def _read(self, plan: KernelPlan) -> KernelState:
         state = self._try_to_read()
-        # With something else in the place of HTB, restoring the saved qdisc would put it in the way of another program,
-        # which would take it for ours. It stays saved.
+        # If another program has replaced our HTB, the saved qdisc would get in its way: it stays saved.
         return replace(state, qdisc=replace(state.qdisc, restore_pending=False)) if plan.htb else state
 
     def _try_to_read(self) -> KernelState:
@@ -269,7 +269,7 @@ def _outcome(progress: _Progress, applied: KernelPlan) -> Outcome:
 
 
 def _groups(operations: Sequence[op.Operation]) -> Iterator[tuple[op.Operation, ...]]:
-    """The operations in order, those on classes that follow each other together."""
+    """The operations in order, in groups: consecutive operations on classes, and single other ones."""
     for on_classes, group in groupby(operations, lambda operation: isinstance(operation, op.ClassOperation)):
         if on_classes:
             yield tuple(group)
@@ -291,7 +291,7 @@ def _reachable(operation: op.Operation, plan: KernelPlan) -> op.Operation | None
 
 
 def _wrongly_throttled(state: KernelState, wanted: KernelPlan) -> bool:
-    """Whether an assignment leads to a class that is not the planned one, or has not the planned rate."""
+    """Whether an assignment leads to another class than planned, or to a class with another rate than planned."""
     if state.qdisc.htb is None or not state.qdisc.htb.classifies:
         return False
     classes = state.qdisc.htb.classes

@@ -27,7 +27,7 @@ class KernelObject(NamedTuple):
 
 
 def objects_of(operation: op.Operation) -> set[KernelObject]:
-    """The objects that are missing if an operation is refused; none if it adds nothing for a single share."""
+    """The objects that are missing if an operation is refused; none if it adds no object of a single share."""
     match operation:
         case op.AddClass(minor=minor) | op.ChangeClass(minor=minor):
             return {KernelObject(ObjectKind.CLASS, minor)}
@@ -40,9 +40,9 @@ def objects_of(operation: op.Operation) -> set[KernelObject]:
 
 
 def blocked_by(operation: op.Operation) -> set[KernelObject]:
-    """The classes that must not exist if an operation is refused: assignments that should be gone still lead to them.
+    """The classes that must be deleted if an operation is refused: assignments to them could not be removed.
 
-    An assignment without a class throttles no subflow.
+    An assignment whose class does not exist throttles no subflow.
     """
     match operation:
         case op.ChangeAssignments(remove=remove):

@@ -16,7 +16,7 @@ from typing import Final
 from mptcp_throttled.enforcing.refused_objects import KernelObject
 
 _FIRST_SECONDS: Final = 0.1
-# Fraction of the time. However many objects are refused, to try them again leaves nine tenths for all else.
+# The fraction of the time that retries may take, however many objects are refused.
 _MAX_FRACTION: Final = 0.1
 
 
@@ -41,7 +41,7 @@ class Retries:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """What the kernel answered, each text once."""
+        """Why the kernel refused the objects, each text once."""
         return tuple(dict.fromkeys(retry.error for retry in self._retries.values()))
 
     @property
@@ -51,7 +51,7 @@ class Retries:
 
     @property
     def next_due(self) -> float:
-        """When the next object is to be tried again; infinite if none is refused."""
+        """When the next object is to be tried again; infinite: none is refused."""
         while self._timers and not self._is_current(*self._timers[0]):
             heapq.heappop(self._timers)
         return max(self._timers[0][0], self._not_before) if self._timers else math.inf
@@ -61,7 +61,7 @@ class Retries:
         return self._retries.keys() - due if due else self._retries.keys()
 
     def take_due(self, now: float) -> frozenset[KernelObject]:
-        """The objects to try again at `now`. Follow with `attempted`."""
+        """The objects to try again at `now`. The caller must try them and then call `attempted`."""
         due = set()
         while self.next_due <= now:
             due.add(heapq.heappop(self._timers)[2])

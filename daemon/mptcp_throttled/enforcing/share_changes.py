@@ -1,4 +1,4 @@
-"""Which subflows belong to another share after a step, and what that asks for."""
+"""Finds the subflows that a step has moved to another share, and the caps that they shall have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def share_changes(
     previous: Previous, present: Mapping[Token, tuple[Decision, ...]], direction: Direction
 ) -> dict[FourTuple, Decision | None]:
-    """The decisions for the subflows that have another share or none now; None: the subflow has ended."""
+    """The decisions for the subflows whose share has changed, in a direction; None: the subflow has ended."""
     before = {
         d.subflow.ends: share
         for decisions in previous.values()

@@ -15,10 +15,10 @@ class SteeringKernel(Protocol):
     """The programs that hold capped subflows back. For one thread; raises nothing."""
 
     def assign(self, throttles: Mapping[FourTuple, Throttle | None], /) -> None:
-        """Let capped subflows send to these rates; None: nothing while they are capped."""
+        """Let capped subflows send at these rates; None: at none, while they are capped."""
 
     def priority_of(self, ends: FourTuple, /) -> bool | None:
         """Whether the client wants the subflow as a backup; None if the programs do not know."""
 
     def held_since(self, ends: FourTuple, /) -> float | None:
-        """When the programs began to hold the subflow back, in monotonic seconds; None if they do not."""
+        """Since when the programs hold the subflow back, in monotonic seconds; None: they do not."""

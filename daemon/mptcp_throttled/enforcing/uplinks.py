@@ -1,8 +1,8 @@
-"""Makes the kernel throttle the uplinks that are to be throttled.
+"""Makes the kernel throttle uplinks as decided.
 
-Uplinks need neither classes nor assignments, and no other program is expected to change our maps: what the kernel
-acknowledges is applied, and what it refuses is free and tried again with exponential back-off. The filters are checked
-once an interval, and put back.
+Uplinks need neither classes nor assignments, and no other program should change our maps. So what the kernel
+acknowledges counts as applied. What it refuses is free, and is tried again with exponential back-off. The filters are
+checked once an interval, and put back if they are missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _FIRST_DELAY_SECONDS: Final = 0.1
 _DETACH_SECONDS: Final = 0.25
-"""Between two looks whether the program can be detached."""
+"""The time between two attempts to detach the program while clients must be told."""
 
 
 class UplinkKernel(Protocol):
@@ -44,7 +44,7 @@ class UplinkKernel(Protocol):
 
     @property
     def unreached(self) -> frozenset[FourTuple]:
-        """The free subflows whose clients could not be told so."""
+        """The free subflows whose clients could not be told that they are."""
 
     @property
     def window_problem(self) -> str | None:
@@ -70,7 +70,7 @@ class UplinkKernel(Protocol):
         """Free those of these subflows that have no connected socket on this host, without telling their clients."""
 
     def detach_if_told(self) -> bool:
-        """Detach the program if no uplink is throttled, and all clients have been told; whether it is detached.
+        """Detach the program if no uplink is throttled and all clients have been told so; whether it is detached.
 
         If not, `policed`, `unreached` and `counters` are refreshed.
         """
@@ -102,7 +102,7 @@ class UplinkReconciler:
 
     @property
     def state(self) -> FeatureState:
-        """What is refused, and what the program has counted."""
+        """Why uplinks are refused, and what the program has counted."""
         return FeatureState("; ".join(self.errors) or None, numbers_of(self._kernel.counters))
 
     def follow(self, situation: Situation) -> None:
@@ -115,7 +115,7 @@ class UplinkReconciler:
         return min(self._check_due, self._retry_due)
 
     def note_kernel_change(self) -> None:
-        """Another program has changed something in the kernel: the next step checks whether it was the filter."""
+        """Another program has changed something in the kernel: the next step checks the filters."""
         if self._is_attached:
             self._check_due = -math.inf
 
@@ -130,10 +130,10 @@ class UplinkReconciler:
     ) -> UplinkStep:
         """Take changed decisions, None for subflows that have ended, and do what is due.
 
-        The rates are those of `terms`, also for decisions that have not changed. `live`: all subflows; None if the
-        sniffer has no table. `may_live`: subflows with None may live, since the sniffer lost or replaced its table as a
-        whole. `early`: check the filters with what else is checked now, if half of the interval is over, so that an
-        idle daemon wakes up once.
+        The rates are those of `terms`, also for decisions that have not changed. `live` gives all subflows; it is None
+        if the sniffer has no table. `may_live`: subflows without a decision may still live, since the sniffer has lost
+        or replaced its whole table. `early`: the kernel is being checked anyway, so check the filters if half of the
+        interval is over: an idle daemon then wakes up only once.
         """
         for ends, decision in changes.items():
             if decision is None or decision.uplink.share is None:
@@ -167,7 +167,7 @@ class UplinkReconciler:
         return UplinkStep(due, repairs, tuple(self._window_problems))
 
     def release(self) -> tuple[str, ...]:
-        """Free all uplinks; what could not be restored."""
+        """Free all uplinks and detach the program; what could not be restored."""
         try:
             self._kernel.release()
         except KernelError as error:
@@ -198,7 +198,7 @@ class UplinkReconciler:
                 self._succeeded()
                 return 0
             else:
-                if not self._kernel.unreached:  # these are told by the next ACK that leaves, whenever that is
+                if not self._kernel.unreached:  # clients that were not reached are told with the next ACK, at any time
                     interval = min(interval, _DETACH_SECONDS)
                 self._succeeded()
         except KernelError as error:
@@ -208,9 +208,10 @@ class UplinkReconciler:
         return repairs
 
     def _forget_ended(self, live: Callable[[], Collection[FourTuple]]) -> None:
-        """The end of a subflow that was free already is no change: its client may have been unreachable until then.
+        """Forget free subflows that have ended before their clients could be told.
 
-        The table alone does not tell that it has ended: the sniffer clears it when its last interface has gone.
+        Their end is no change of a decision. That the sniffer's table lacks one does not prove that it has ended: the
+        sniffer clears its table when it has lost its last interface.
         """
         unreached = self._kernel.unreached
         if unreached:
@@ -267,7 +268,7 @@ class UplinkReconciler:
             self.applied = applied.finish()
 
     def _fail(self, error: KernelError) -> None:
-        """The program may see nothing, or something else: free all uplinks."""
+        """Free all uplinks: the program may see no packets, or packets of another interface."""
         with suppress(KernelError):
             self._kernel.throttle(dict.fromkeys(self.applied))
             self.applied = Map()
@@ -285,7 +286,10 @@ class UplinkReconciler:
 
 
 def _not_to_be_told(changes: Mapping[FourTuple, Decision | None], *, may_live: bool) -> frozenset[FourTuple]:
-    """The subflows that have ended, and those that have become backups: to tell a client would make them regular."""
+    """The subflows whose clients are not told: those that have ended, and those that have become backups.
+
+    What tells a client (MP_PRIO) would make a backup a regular subflow.
+    """
     return frozenset(
         ends
         for ends, decision in changes.items()

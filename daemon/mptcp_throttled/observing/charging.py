@@ -1,4 +1,4 @@
-"""Lets kernel programs count what is left of budgets, so that they go over to the next stage by themselves."""
+"""Keeps allowances in kernel programs: these count what is left of budgets, and begin the next stage by themselves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("mptcp-throttled")
 
 
 class Charging:
-    """The allowances of the subjects that come near to a stage. Without maps nothing is done. For any thread."""
+    """Updates the allowances of the subjects near to a stage. Without `maps`, does nothing. For any thread."""
 
     def __init__(
         self, maps: Allowances | None, accounts: Accounts, snapshots: Snapshots, proxies: Proxies, clock: Clock
@@ -41,7 +41,10 @@ class Charging:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """While the proxy's sockets are read: what programs count meanwhile is perhaps known of the sockets, too."""
+        """Use this context to read the proxy's sockets.
+
+        What programs count in the meantime may be in the totals of the sockets already, or may not.
+        """
         before = self._counts()
         yield
         self._before, self._after = before, self._counts()
@@ -54,7 +57,7 @@ class Charging:
         return {}
 
     def update(self) -> None:
-        """Let the programs count by what budgets are now. Called after each look, and after each change of budgets."""
+        """Give the programs the present allowances. Call it after each observation and each change of budgets."""
         if self._maps is None:
             return
         with self._lock:

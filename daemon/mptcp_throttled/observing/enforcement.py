@@ -1,12 +1,14 @@
-"""What flows, compared with what is applied: rates as measured, and subflows whose rate is not enforced.
+"""Compares what flows with what is applied: measures rates, and finds subflows whose rate is not enforced.
 
-The kernel's account of a subflow (its socket's class, pace and bytes; the bytes of its class) is observed every second,
-or every few seconds. A difference must still be seen `GRACE_SECONDS` after it was seen first, and the subflow must send
-all that time: the kernel program may decide before the daemon, and a socket gets its class when its queue has drained.
+What the kernel says of a subflow (class, pace and bytes of its socket; bytes of its class) is observed every second, or
+every few seconds. A difference counts if it is still seen `GRACE_SECONDS` after it was seen first, and the subflow has
+sent all that time. For the kernel program may decide before the daemon does, and a socket gets its class only when its
+queue has drained.
 
-A throttled uplink may exceed its rate for seconds, until its client hears of its debt or is policed. So what its socket
-receives is compared with what the program has seen acknowledged, and with the rate only while the uplink is policed.
-Where paces and steering hold caps of downloads without HTB, what is sent is compared with the rate in the same way.
+A throttled uplink may exceed its rate for seconds, until its client hears of its debt or is policed. So the bytes that
+its socket receives are compared with those that the program has seen acknowledged, and with the rate only while the
+uplink is policed. Where no qdisc holds the caps of downloads, but paces and steering do, what is sent is compared with
+the rate in the same way.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _NOT_POLICED: Final = "its uplink carries more than its rate: its data do not re
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between what is applied for a subflow and what it does, and since when (monotonic seconds)."""
+    """A difference between what is applied for a subflow and what it does, and since when (monotonic seconds)."""
 
     text: str
     since: float
@@ -61,9 +63,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """How many bytes of payload more than its rate a share has carried since `since` (monotonic seconds).
+    """The bytes of payload that a share has carried beyond its rate since `since` (monotonic seconds).
 
-    Without a burst, it carried more than its rate in each observation since then.
+    A share without a burst has carried more than its rate in each observation since then.
     """
 
     bytes: float
@@ -72,10 +74,13 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class Enforcement:
-    """What the latest observation shows. Rates are bytes of payload per second: `rates` and `received_rates` since the
-    observation before, `long_rates` over the last 10 to 20 seconds, or since the subflow began. `network_rates` and
-    `received_network_rates` are the sums by access network of those that are not zero. `excesses` are those of all
-    shares with policed uplinks, or with caps that no qdisc holds."""
+    """What the latest observation shows.
+
+    Rates are in bytes of payload per second: `rates` and `received_rates` since the observation before, `long_rates`
+    over the last 10 to 20 seconds, or since the subflow began. `network_rates` and `received_network_rates` are the
+    sums by access network; a network without traffic is absent. `excesses` are those of all shares with policed
+    uplinks, or with caps that no qdisc holds. `anchors` are the observations since which `long_rates` are measured.
+    """
 
     latest: Observation | None = None
     rates: Mapping[FourTuple, float] = field(default_factory=Map)
@@ -108,7 +113,7 @@ class Enforcement:
         return self.not_enforced_in.get(direction, {}).get(ends)
 
     def after(self, now: Observation, snapshot: Snapshot) -> Enforcement:
-        """With one more observation, of what the snapshot says is applied."""
+        """What one more observation shows, by what the snapshot says is applied."""
         before = self.latest
         if before is None:
             return Enforcement(now, anchors=(now,))
@@ -140,7 +145,7 @@ class Enforcement:
     def _since(
         self, direction: Direction, texts: Iterable[tuple[FourTuple, str]], now: float
     ) -> dict[FourTuple, Difference]:
-        """The differences with these texts, and when they were seen first."""
+        """The differences with these texts, each since it was seen first."""
         earlier = self.differences.get(direction, {})
         return {ends: Difference(text, earlier[ends].since if ends in earlier else now) for ends, text in texts}
 
@@ -166,7 +171,7 @@ def _network_rates(rates: Mapping[FourTuple, float], networks: Mapping[FourTuple
 def _differences(
     before: Observation, now: Observation, snapshot: Snapshot, subflows: Container[FourTuple]
 ) -> Iterator[tuple[FourTuple, str]]:
-    """For subflows that have sent something since the observation before."""
+    """The differences of downloads, for subflows that have sent something since the observation before."""
     applied = snapshot.applied
     starved = set() if snapshot.without_qdisc else set(_classes_without_traffic(before, now, applied.assignments))
     by_socket = snapshot.classifier == ClassifierKind.SOCKET and not snapshot.without_qdisc
@@ -215,7 +220,7 @@ def _excesses(
     of: Callable[[SocketTotals], int],
     earlier: Mapping[Share, Excess],
 ) -> dict[Share, Excess]:
-    """The excesses of these shares after one more observation. They begin with the second one that shows a share."""
+    """The excesses of the shares of these throttles, after one more observation."""
     carried: Counter[Share] = Counter()
     rates: dict[Share, Rate] = {}
     for ends, throttle in throttles.items():
@@ -225,7 +230,7 @@ def _excesses(
     for share, rate in rates.items():
         over = carried[share] - payload_pace(rate, 1) * (now.at - before.at)
         old = earlier.get(share)
-        # Between two bursts the unused rate must refill them.
+        # An observation within the rate ends the excess; with a burst, it only reduces it by the unused rate.
         sum_ = 0.0 if old is None or (over <= 0 and not rate.burst) else max(old.bytes + over, 0.0)
         excesses[share] = Excess(sum_, old.since if old is not None and old.bytes and sum_ else now.at)
     return excesses
@@ -234,7 +239,7 @@ def _excesses(
 def _exceeding(
     throttles: Mapping[FourTuple, Throttle], excesses: Mapping[Share, Excess], text: str
 ) -> Iterator[tuple[FourTuple, Difference]]:
-    """Those whose share has carried more than its rate and its burst, and more than what is tolerated."""
+    """The subflows whose share has carried more than its rate, its burst and what is tolerated."""
     for ends, throttle in throttles.items():
         excess, tolerated = excesses[throttle.share], _TOLERATED_BURST_SECONDS * payload_pace(throttle.rate, 1)
         if excess.bytes > throttle.rate.burst + tolerated + _TOLERATED_BURST_BYTES:
@@ -252,7 +257,7 @@ def _policed(snapshot: Snapshot) -> Iterator[tuple[FourTuple, Throttle]]:
 
 
 def _carried(before: Observation, now: Observation, ends: FourTuple, of: Callable[[SocketTotals], int]) -> int:
-    """What a socket has sent or received in between; 0 if it is not in both observations."""
+    """The bytes that a socket has sent or received between two observations; 0 if it is not in both."""
     if ends not in before.sockets or ends not in now.sockets:
         return 0
     return of(now.sockets[ends].totals) - of(before.sockets[ends].totals)

@@ -1,4 +1,4 @@
-"""Observes what flows, in a thread of its own, and compares it with what is applied (`enforcement`)."""
+"""The thread that observes what flows, and compares it with what is applied (`enforcement`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SteeredTotals
 _log = logging.getLogger("mptcp-throttled")
 
 _INTERVAL_SECONDS: Final = 1.0
-# What a client that begins to send can use of a budget before that is seen.
+# It bounds what a client that begins to send can use of a budget before that is seen.
 _BUDGETS_INTERVAL_SECONDS: Final = 0.4
 _SHORTEST_PAUSE_SECONDS: Final = 0.05
 _SOONER_PAUSE_FACTOR: Final = 9
@@ -47,8 +47,8 @@ _MAX_PAUSE_SECONDS: Final = FLUSH_SECONDS
 def pause_after(used: float, next_change: float | None) -> float:
     """How many seconds to wait after an observation that took `used` seconds of processor time.
 
-    `next_change` is in how many seconds a rule may need another one, as when a stage of a budget is reached; None: no
-    rule depends on observations.
+    `next_change` is in how many seconds a rule may need another observation, as when a stage of a budget is reached;
+    None: no rule depends on observations.
     """
     interval = _INTERVAL_SECONDS if next_change is None else _BUDGETS_INTERVAL_SECONDS
     pause = min(max(interval, used * _PAUSE_FACTOR), _MAX_PAUSE_SECONDS)
@@ -60,10 +60,10 @@ def pause_after(used: float, next_change: float | None) -> float:
 
 
 def next_observation(snapshot: Snapshot, ahead: float | None) -> float | None:
-    """In how many seconds a rule may need one; None: none does.
+    """In how many seconds a rule may need another observation; None: no rule depends on observations.
 
-    `ahead` is when a stage of a budget may be reached, in seconds; None: no budget is counted. What an overflow and
-    shared rates depend on changes only while clients are connected.
+    `ahead` is in how many seconds a stage of a budget may be reached; None: no budget is counted. Overflows and shared
+    rates need observations only while clients are connected.
     """
     if not snapshot.connections:
         return ahead
@@ -79,7 +79,7 @@ class Sockets(Protocol):
     """Reads the proxy's sockets."""
 
     def read(self, *, on_all_ports: bool) -> dict[FourTuple, SocketState]:
-        """Those that can send, on the proxy's ports or on all. Raises KernelError."""
+        """The sockets that can send, on the proxy's ports or on all ports. Raises KernelError."""
 
 
 class Observer(threading.Thread):
@@ -87,11 +87,11 @@ class Observer(threading.Thread):
 
     It keeps `accounts` up to date, and says in `events` when rates are not enforced.
 
-    `sockets` reads the proxy's. `snapshots` has what is applied, `class_bytes` gives the bytes of each class by minor,
-    `steered` what steering has counted of subflows, `acknowledged` what the program for uplinks has seen acknowledged.
-    `changed` is called when what paths lack of an overflow has changed. `closed` gives the subflows that have closed
-    since the last call. `charging` lets kernel programs know what is left of budgets. `want` is told what clients want
-    of shared rates; None: no rate is shared.
+    It reads `sockets`; `class_bytes` gives the bytes of each class by minor, `steered` what steering has counted of
+    subflows, `acknowledged` the bytes of uplinks that their program has seen acknowledged, `closed` the subflows that
+    have closed since the last call. `snapshots` has what is applied. `changed` is called when a shortfall has changed.
+    `charging` keeps allowances in kernel programs. `want` is given what clients want of shared rates, and the time in
+    monotonic seconds; None: no rate is shared.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Observer(threading.Thread):
             _log.debug("rates cannot be observed: %s", error)
             count_errors("observation")
         except Exception as error:
-            # Without observations nothing would be counted, and no period of a budget would end.
+            # Without this thread nothing would be counted, and no period of a budget would end.
             self._note_failure(f"{type(error).__name__}: {error}")
 
     def _note_failure(self, problem: str) -> None:
@@ -193,7 +193,7 @@ class Observer(threading.Thread):
         steered, acknowledged = self._steered(), self._acknowledged()
         with nullcontext() if self._charging is None else self._charging.looking():
             sockets = self._sockets.read(on_all_ports=on_all_ports)
-            # After the sockets: what has closed meanwhile is among these, or has been reported.
+            # Read after the sockets: a subflow that has closed in between is among them, or is reported here.
             self._accounts.note_closed(self._closed())
         at = self._clock.monotonic()
         after = before.after(Observation(at, sockets, classes, acknowledged), snapshot)

@@ -1,8 +1,8 @@
-"""How much each client asks of the rates that several proxies share, from what its subflows carry here.
+"""What each client wants of the rates that several proxies share, from what its subflows carry at this proxy.
 
-A client whose subflows carry most of what they may is asking for more; how much more cannot be known, so it wants the
-whole rate. Any other wants a little more than it carries. What is wanted rises at once, and falls once less was wanted
-for some seconds.
+A client whose subflows carry most of what this proxy has of its rate asks for more. How much more cannot be known, so
+it wants the whole rate. Any other wants somewhat more than it carries. What is wanted rises at once, and falls after
+some seconds in which less was wanted.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ INTERVAL_SECONDS: Final = 0.5
 """Between two observations."""
 
 _MOST: Final = 0.7
-"""Of a rate, which counts headers; the sockets count payload."""
+"""A client that carries this fraction of what this proxy has asks for more. Rates count headers, sockets payload."""
 _ROOM: Final = 1.5
+"""A client that does not ask for more wants this times what it carries."""
 _STEP: Final = WHOLE // 32
-"""What is wanted is a multiple of it: small changes are no news for other proxies."""
+"""What is wanted is a multiple of it: other proxies need not be told of small changes."""
 _LEAST: Final = 0.0005
-"""Of the rate: less is nothing, and less than what each proxy has without a lease."""
+"""A smaller fraction of the rate counts as nothing: each proxy has more than that without a lease."""
 _AVERAGED_SECONDS: Final = 1.0
+"""Time constant of the average of what is carried."""
 _FALL_SECONDS: Final = 3.0
+"""How long less must have been wanted before what is wanted falls."""
 
 
 class _Subflow(NamedTuple):
@@ -42,9 +45,9 @@ class _Subflow(NamedTuple):
 
 @dataclass(slots=True)
 class _Client:
-    """The rate at which a client was served, averaged, as a fraction of the shared rate; and what it wants, of `WHOLE`.
+    """A client: what it has `carried` on average, as a fraction of the shared rate, and what is `wanted`, of `WHOLE`.
 
-    `high_since` is since when that is more than it would want now.
+    `high_since` is since when `wanted` is more than what is wanted now, in monotonic seconds.
     """
 
     carried: float = 0.0
@@ -52,7 +55,10 @@ class _Client:
     high_since: float | None = None
 
     def follow(self, carried: float, held: float, seconds: float, at: float) -> None:
-        """It was served `carried` of what it `held`, both as fractions of the rate, over the last `seconds`."""
+        """In the last `seconds` until `at`, it has carried `carried`, while this proxy `held` a part of its rate.
+
+        Both are fractions of the shared rate.
+        """
         self.carried += min(seconds / _AVERAGED_SECONDS, 1.0) * (carried - self.carried)
         asks = max(self.carried, carried)
         if asks < _LEAST:
@@ -116,7 +122,7 @@ def _total(totals: SocketTotals, direction: Direction) -> int:
 
 
 def _subflows(snapshot: Snapshot) -> dict[RateKey, list[_Subflow]]:
-    """The subflows that have a share of a shared rate, by whose it is."""
+    """The subflows with a share on a network whose rates are shared, by client and direction."""
     shared = {network.name for network in snapshot.networks if network.shared}
     by_key: dict[RateKey, list[_Subflow]] = {}
     for decision in snapshot.all_decisions() if shared else ():

@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterable, Iterator
 
 
 class ClassMinors(Iterator[int]):
-    """Free class minors: the last given back first, since its class may still be there, then the lowest that was never
-    used; none is below `first`."""
+    """Gives free class minors from `first` on.
+
+    The one that was given back last comes first, since its class may still exist; then the lowest that was never used.
+    """
 
     def __init__(self, first: int) -> None:
         self._first = self._next = self._end = first
@@ -26,7 +28,7 @@ class ClassMinors(Iterator[int]):
         return self._next - 1
 
     def adopt(self, assigned: Collection[int], unused: Iterable[int]) -> None:
-        """Before any minor is given out: the minors `assigned` are not free; the `unused` ones of them rest."""
+        """Call this before any minor is given out: `assigned` minors are in use, and the `unused` ones of them rest."""
         self._next = max(assigned, default=self._first - 1) + 1
         self._free = [minor for minor in reversed(range(self._first, self._next)) if minor not in assigned]
         self._resting = sorted(unused, reverse=True)
@@ -36,7 +38,7 @@ class ClassMinors(Iterator[int]):
         self._resting.append(minor)
 
     def free_resting(self, last: int) -> None:
-        """All minors given back so far are free; `last` is the largest minor there may be."""
+        """Let all minors that were given back be free; `last` is the largest minor that may be given out."""
         self._end = last + 1
         self._free += self._resting
         self._resting.clear()

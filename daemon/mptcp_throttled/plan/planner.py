@@ -1,10 +1,10 @@
-"""The plan, kept up to date: only the shares that a change concerns are planned again.
+"""Keeps the plan up to date: only the shares that a change concerns are planned again.
 
-At any time it equals `assign_classes` and `plan_for` of all decisions, and the spare classes. The first plan adopts the
-assignments that an earlier instance has left in the kernel: assigned subflows stay in their classes.
+The plan always equals what `assign_classes` and `plan_for` make of all decisions, with the spare classes added. The
+first plan adopts the assignments that an earlier instance has left in the kernel: their subflows stay in their classes.
 
-The class of a share that has lingered is spare, if there are not too many: a later new share gets it. To add or delete
-a class, the kernel walks all classes (net/sched/sch_api.c, tc_bind_tclass); to change one, it does not.
+The class of a share that has lingered becomes spare, up to a number of spare classes; a later new share gets it. To add
+or delete a class, the kernel walks all classes (net/sched/sch_api.c, tc_bind_tclass); to change one, it does not.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _SHARES_PER_SPARE_CLASS: Final = 2
 class PlanDelta:
     """What an update has changed: the part of the plan that it concerns, before and after.
 
-    `htb_changes`: HTB itself comes, goes, or gets another default class, which the parts do not tell.
-    `decisions` are those for all subflows that the change concerns; None for a subflow that has gone.
+    `htb_changes`: HTB itself is added, removed, or gets another default class, which the parts do not show.
+    `decisions` are those for all subflows that the change concerns; None for a subflow that has ended.
     """
 
     before: KernelPlan
@@ -67,7 +67,7 @@ class Planner:
         self._adopted: Mapping[FourTuple, int] = {}
 
     def adopt(self, assignments: Mapping[FourTuple, int]) -> None:
-        """In the next update, the first, give shares the classes to which their subflows are assigned in the kernel.
+        """Call this before the first update: shares get the classes to which the kernel has assigned their subflows.
 
         No other share gets a class that any assignment names.
         """
@@ -143,7 +143,7 @@ class Planner:
 
     @property
     def next_expiry(self) -> float | None:
-        """The monotonic time of the next change that comes by itself, with those that follow soon; None: never."""
+        """When the plan changes by itself, in monotonic seconds; None: never. Changes within 20 ms come at once."""
         return self._timers[0][0] + _EXPIRY_BATCH_SECONDS if self._timers else None
 
     @property
@@ -153,8 +153,8 @@ class Planner:
     def _concerned(
         self, previous: Previous, new: Iterable[Decision], terms: PresentTerms, now: float, settings: PlanSettings
     ) -> dict[Share, None]:
-        """The shares to plan again: of these decisions, those with another rate, those that have expired, and those for
-        which a class is free."""
+        """The shares to plan again: those of these decisions, those with another rate, those that have expired, and
+        those without a class, as far as minors are free."""
         decisions = chain.from_iterable((*previous.values(), new))
         concerned = dict.fromkeys(share for d in decisions if (share := d.downlink.share) is not None)
         if terms is not self._terms:
@@ -198,7 +198,7 @@ class Planner:
                 self._rates[share] = rate
 
     def _take(self, concerned: Iterable[Share], slots: Mapping[Share, Slot], settings: PlanSettings) -> set[int]:
-        """Give the shares concerned these slots; the classes that were spare and are used now."""
+        """Give the shares concerned these slots; returns the classes that were spare and are used now."""
         used = set()
         for share in concerned:
             old, new = self.slots.pop(share, None), slots.get(share)
@@ -219,7 +219,7 @@ class Planner:
         return used
 
     def _drop_spare(self, refused: Collection[int]) -> set[int]:
-        """Keep no more spare classes than are allowed, and none that is refused; those that are dropped."""
+        """Drop refused spare classes, and those beyond the allowed number; returns the dropped ones."""
         dropped = self._spare.keys() & refused
         surplus = len(self._spare) - len(dropped) - len(self.slots) // _SHARES_PER_SPARE_CLASS
         dropped.update(islice((minor for minor in self._spare if minor not in dropped), max(surplus, 0)))
@@ -238,7 +238,7 @@ class Planner:
             self._exhausted[share.network] += 1
 
     def _expired(self, now: float) -> Iterator[Share]:
-        # A timer may be stale: its share has got another time since, or has gone. To plan it again changes nothing.
+        # A timer may be outdated, as its share has another time now, or none. To plan that share again does no harm.
         while self._timers and self._timers[0][0] <= now:
             _, minor = heapq.heappop(self._timers)
             if minor in self._shares:
@@ -246,7 +246,7 @@ class Planner:
 
 
 def _with_spare(part: KernelPlan, minors: Collection[int]) -> KernelPlan:
-    """A part of the plan, with spare classes; no subflow sends through these."""
+    """A part of the plan with these spare classes added: no subflow sends through them."""
     if not minors:
         return part
     return replace(part, classes={**part.classes, **dict.fromkeys(minors, DRAIN_RATE)})

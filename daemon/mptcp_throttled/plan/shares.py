@@ -17,7 +17,7 @@ from mptcp_throttled.vocabulary.kernel_plan import DRAIN_RATE, OTHER_TRAFFIC_MIN
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A class minor that a share has; `idle_since` is the monotonic time at which its last subflow went."""
+    """The class minor of a share. `idle_since` is when its last subflow ended, in monotonic seconds; None: in use."""
 
     minor: int
     idle_since: float | None = None
@@ -31,7 +31,11 @@ Members = Mapping[Share, Mapping[FourTuple, Decision]]
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What planning needs of the configuration. `max_minor` is the largest number that fits under the fwmark mask."""
+    """What planning needs of the configuration.
+
+    `max_minor` is the largest minor that fits under the fwmark mask, `linger` is in seconds. `other_traffic` is the
+    rate of traffic without an assignment; None: it is not shaped.
+    """
 
     max_minor: int
     linger: float
@@ -41,9 +45,9 @@ class PlanSettings:
 def assign_classes(
     shares: Iterable[Share], before: Slots, now: float, settings: PlanSettings, free: Iterator[int]
 ) -> dict[Share, Slot]:
-    """Give every share a class minor. Shares keep those of `before`, also idle shares until they have lingered.
+    """Give every share a class minor. Shares keep those of `before`; idle shares keep them until they have lingered.
 
-    A share for which `free` has no minor left gets none. `now` is monotonic seconds.
+    A share for which `free` has no minor left gets none. `now` is in monotonic seconds.
     """
     wanted = dict.fromkeys(shares)
     slots = {}
@@ -62,8 +66,8 @@ def assign_classes(
 def plan_for(members: Members, rates: Mapping[Share, Rate], slots: Slots, settings: PlanSettings) -> KernelPlan:
     """The kernel state for these shares, with HTB. Subflows whose share has no slot are free.
 
-    `rates` are those of the shares that have members. Shares are independent: the plan for some of them is that part of
-    the whole plan.
+    `rates` are those of the shares with members. Shares are independent: the plan for some of them is a part of the
+    plan for all.
     """
     classes: dict[int, Rate] = {}
     assignments: dict[FourTuple, int] = {}
@@ -76,7 +80,7 @@ def plan_for(members: Members, rates: Mapping[Share, Rate], slots: Slots, settin
         subflows = members[share]
         assignments.update(dict.fromkeys(subflows, slot.minor))
         if share.kind is RateKind.CAP:
-            # A stalled subflow sends next to nothing, perhaps for minutes.
+            # A stalled subflow sends next to nothing, perhaps for minutes, and does not count as a sharer.
             sharers = sum(not decision.subflow.stalled for decision in subflows.values())
             paces.update(dict.fromkeys(subflows, payload_pace(rate, max(sharers, 1))))
     default_minor = 0
@@ -87,5 +91,5 @@ def plan_for(members: Members, rates: Mapping[Share, Rate], slots: Slots, settin
 
 
 def expiry(slot: Slot, linger: float) -> float | None:
-    """The monotonic time at which a share has lingered long enough; None if it is in use."""
+    """When a share will have lingered long enough, in monotonic seconds; None: it is in use."""
     return None if slot.idle_since is None else slot.idle_since + linger
