@@ -39,7 +39,7 @@ class Inbox:
     """Filled by any thread, emptied by one."""
 
     def __init__(self) -> None:
-        # Of Python's queues the only one that a signal handler may use, whatever it interrupts.
+        # SimpleQueue is the only queue that a signal handler may use, whatever it interrupts.
         self._queue: queue.SimpleQueue[Message[Any] | None] = queue.SimpleQueue()
 
     def wake(self) -> None:
@@ -61,7 +61,7 @@ class Inbox:
             raise NotYetAppliedError(f"saved, but not applied after {_ANSWER_SECONDS:g} s; see status") from error
 
     def wait(self, seconds: float) -> list[Message[Any]]:
-        """All requests so far, in order; waits up to `seconds` for the first message."""
+        """The requests that have arrived, in order; waits up to `seconds` for the first message."""
         messages = []
         try:
             messages.append(self._queue.get(timeout=max(seconds, 0.0)))

@@ -1,7 +1,7 @@
-"""The control loop: take what has come, decide, plan, apply, publish a snapshot.
+"""The control loop: takes what has arrived, decides, plans, applies, publishes a snapshot.
 
-One step does all of that once, in the one thread that writes to the kernel. Clock, kernel, table source and inputs of
-the operator are handed in, so the loop is tested without root and without sleeping.
+One step does all of that once, in the only thread that writes to the kernel. Clock, kernel, table source and inputs of
+the operator are arguments, so the loop is tested without root and without sleeping.
 """
 
 from __future__ import annotations
@@ -61,17 +61,14 @@ _PORTION_SECONDS: Final = 0.02
 
 
 class DecidingKernel(Kernel, Protocol):
-    """The kernel, with what tells which subflows can be throttled, and which have closed."""
+    """The kernel, and what it tells policy and accounting: the classifier, what has closed, and sick subflows."""
 
     @property
     def classifier(self) -> str:
         """The kind of the classifier in use: `socket`, `nft`, `rules` or `ovs`."""
 
     def closed_subflows(self) -> Iterable[ClosedSubflow]:
-        """The subflows that have closed since the last call, as far as a kernel program has counted them.
-
-        Raises KernelError.
-        """
+        """The subflows that a kernel program has seen close since the last call. Raises KernelError."""
 
     def ended_connections(self) -> Iterable[EndedConnection]:
         """The connections that have ended since the last call; none without a control group. Raises KernelError."""
@@ -83,10 +80,10 @@ class DecidingKernel(Kernel, Protocol):
 class Loop:
     """The control loop without its thread: `step` is called from outside.
 
-    `features` are those of the kernel by name, but for uplinks. `note_closed` is given the subflows that have closed,
-    `steering` those that have another cap of downloads, or none; it knows the priorities that clients have asked for.
-    `note_ended` is given the connections that have ended while caps were applied. `spent` are the budgets of which a
-    stage is reached, `shortfalls` what paths lack of an overflow, `shared` what this proxy has of rates of several.
+    `features` are those of the kernel by name, except uplinks. `note_closed` is called with the subflows that have
+    closed, `note_ended` with the connections that have ended while caps were applied. `steering` is given the subflows
+    whose cap of downloads has changed, and knows the priorities that clients have asked for. Facts come from `spent`
+    (budgets with reached stages), `shortfalls` and `shared` (this proxy's parts of shared rates; None: it has none).
     `snapshot`, `recent_decisions.latest`, `events` and `note_kernel_change` are for any thread, all else for one.
     """
 
@@ -136,7 +133,7 @@ class Loop:
         self._step_events = StepEvents()
 
     def adopt(self, assignments: Mapping[FourTuple, int]) -> None:
-        """Before the first step: keep subflows in the classes to which an earlier instance has assigned them."""
+        """Call this before the first step: subflows stay in the classes that an earlier instance has assigned."""
         self._adopted = assignments
         self._planner.adopt(assignments)
 
@@ -146,7 +143,7 @@ class Loop:
 
     @property
     def next_deadline(self) -> float:
-        """When the next step is due even if nothing comes, in monotonic seconds."""
+        """When the next step is due even if nothing happens, in monotonic seconds."""
         pause = self.snapshot.operator.pause
         by_themselves = None if pause is None else pause.end, self._terms.terms.next_change, self._planner.next_expiry
         portion_due = math.inf if self._decisions.complete else self._clock.monotonic() + _PORTION_SECONDS
@@ -195,9 +192,9 @@ class Loop:
         was_active, self._is_active = self._is_active, not is_paused and sniffer.problem is None
         if networks is not before.networks or terms is not before.terms or self._is_active != was_active:
             self._began = now
-        # Before that, a share that comes back would have a whole burst again.
+        # If a share came back after a shorter time, it would have a whole burst again.
         linger = max(daemon.linger, MAX_BURST_SECONDS) if terms.bursts else daemon.linger
-        # The kernel program must not pace what the daemon cannot throttle.
+        # Kernel programs must not throttle what the daemon cannot.
         throttling = self._is_active and not self._keeper.htb_refused
         situation = Situation(
             self._terms.effective, is_paused, throttling, linger=linger, interval=daemon.reconcile_interval
@@ -260,13 +257,13 @@ class Loop:
         self.events.keep(*self._step_events.logged(before, after, transitions, now))
 
     def _concerned(self, delta: PlanDelta, applied: Applied) -> Mapping[FourTuple, Decision | None]:
-        """The decisions for the subflows whose rate may have changed; None for one that is not known any more."""
+        """The decisions for the subflows whose rate may have changed; None for one that has ended."""
         if not applied.is_full:
             return {**delta.decisions, **self._planner.members(applied.retried)}
         return {**dict.fromkeys(self.snapshot.throttled), **self._all_decisions()}
 
     def _changed_caps(self, previous: Previous, terms: PresentTerms) -> Mapping[FourTuple, Decision | None]:
-        """The decisions for the subflows whose share of a download may have changed, or its rate."""
+        """The decisions for the subflows whose download may have another share, or another rate."""
         changes = share_changes(previous, self._decisions.decisions, Direction.DOWNLINK)
         if terms is self.snapshot.terms:
             return changes
@@ -276,7 +273,7 @@ class Loop:
         return {decision.subflow.ends: decision for each in self._decisions.decisions.values() for decision in each}
 
     def _decide(self, update: TableUpdate | None, terms: PresentTerms, *, paused: bool) -> Previous:
-        """Decide for the connections that a change concerns; their decisions before."""
+        """Decide for the connections that a change concerns; returns their previous decisions."""
         table = self._decisions
         # The filter for fwmarks needs a port of the proxy: with `rules`, subflows on other ports have no class.
         by_port = self._kernel.classifier == ClassifierKind.RULES
@@ -304,7 +301,7 @@ class Loop:
         }
 
     def _completed(self, connection: Connection | None) -> Connection | None:
-        """With what the sniffer does not know: the priorities that clients ask for, and which subflows are sick."""
+        """Add what the sniffer does not know: the priorities that clients ask for, and which subflows are sick."""
         if connection is None:
             return None
         subflows = tuple(map(self._completed_subflow, connection.subflows))

@@ -2,9 +2,9 @@
 
 The file in the state directory: `{"format": 1, "overrides": [...], "client_overrides": [...], "pause": null or {...}}`.
 An override is `{"network", "direction", "kind", "rate_bps", "expires_at", "seconds_left"}`: `direction` is `downlink`
-or `uplink`, `kind` is `cap` or `limit`, `rate_bps` null is unlimited, and the rest is as in `clock`, as is a pause.
-That of a client has its address, too, as `client`. These are apart: earlier versions would take them for those of
-networks.
+or `uplink`, `kind` is `cap` or `limit`, `rate_bps` null is unlimited. The rest is as in `clock`, and so is a pause. The
+override of a client has its address, too, as `client`. Those of clients are in a list of their own: earlier versions
+would take them for overrides of networks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class OperatorStore:
         return self._state
 
     def adopt(self, networks: Sequence[AccessNetwork]) -> tuple[str, ...]:
-        """Use these access networks from now on; a line for every override that does not fit them and is dropped."""
+        """Use these access networks from now on. Overrides that do not fit them are dropped; a line for each."""
         self._networks, self._locators = networks, Locators(networks, self._proxies)
         self._by_name = {network.name: network for network in networks}
         before = self._state.overrides
@@ -82,12 +82,12 @@ class OperatorStore:
         return tuple(dropped.values())
 
     def set(self, override: Override) -> None:
-        """Set an override in place of an earlier one. Raises UserError with what is allowed."""
+        """Set an override in place of an earlier one. Raises UserError if it does not fit, or cannot be written."""
         target = self._target(override.network, override.client)
         before = self._state.overrides
         kept = [o for o in before if (o.kind, self._target(o.network, o.client)) != (override.kind, target)]
         overrides = (*kept, override)
-        # A rate of a network must fit those of its clients, too.
+        # A rate of a network must also fit the rates of its clients.
         of_clients = [o for o in kept if o.client is not None and o.network == override.network]
         each_once = {self._target(o.network, o.client): o for o in of_clients if override.client is None}
         for concerned in (override, *each_once.values()):
@@ -101,9 +101,9 @@ class OperatorStore:
         self._store(replace(self._state, overrides=overrides))
 
     def reset(self, network: str, client: Address | None = None) -> None:
-        """Return to the configured rates of a network, or to the network's rates of a client by one of its addresses.
+        """Remove the overrides of a network, or of one of its clients by one of its addresses.
 
-        Raises UserError for an unknown network, or an address that is not in it.
+        Raises UserError for an unknown network, for an address that is not in it, or if that cannot be written.
         """
         if network not in [known.name for known in self._networks]:
             raise UserError(_no_such_network(network, self._networks))
@@ -124,7 +124,7 @@ class OperatorStore:
         return was_paused
 
     def _target(self, name: str, client: Address | None) -> tuple[str, Address | None]:
-        """Whose rates are set for this network and client: a client's, by its first address; None: the network's."""
+        """Whose rates an override sets: those of a client of a network, by its first address; None: the network's."""
         network = self._by_name.get(name)
         return name, client if client is None or network is None else network.client(client)
 
@@ -135,7 +135,7 @@ class OperatorStore:
         return named(override.subject, None if device is None else device.name)
 
     def _objection(self, override: Override, overrides: Iterable[Override]) -> str | None:
-        """Why an override, one of `overrides`, does not fit the networks, in one line; None if it fits."""
+        """Why an override, together with the others in `overrides`, does not fit the networks; None: it fits."""
         target = self._target(override.network, override.client)
         of_same = [o for o in overrides if self._target(o.network, o.client) in {target, (override.network, None)}]
         problem = objection(override, of_same, self._networks)
@@ -172,7 +172,7 @@ class OperatorStore:
         self._state, self._written_at = state, now
 
     def _keep(self, state: OperatorState) -> None:
-        """Store the state if it has changed, or if the file is wrong now, and use it even if that fails."""
+        """Use a state, and store it if it has changed or the file is wrong now; logs if it cannot be stored."""
         if state == self._state and not self._is_clock_set():
             return
         try:
@@ -214,9 +214,9 @@ class OperatorStore:
 
 
 def objection(override: Override, overrides: Iterable[Override], networks: Sequence[AccessNetwork]) -> str | None:
-    """Why an override does not fit these networks, in one line; None if it fits.
+    """Why an override does not fit these networks, in one line; None: it fits.
 
-    Of the `overrides`, those of clients are all of the client whose rate it sets, if it is a client's.
+    `overrides` has the other overrides of its network; those of clients are all of the client whose rate it sets.
     """
     network = next((network for network in networks if network.name == override.network), None)
     if network is None:

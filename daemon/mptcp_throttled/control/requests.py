@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Request(Generic[T]):
-    """Asks for a change, which is answered with a `T` once it is applied."""
+    """A request for a change. It is answered with a `T` once the change is applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Resume(Request[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What a reload has changed: nothing if there are `problems`. If not `valid`, the files are no configuration."""
+    """What a reload has changed: nothing, if there are `problems`. Not `valid`: the files are no configuration."""
 
     changes: Sequence[Change]
     dropped_overrides: Sequence[str]
@@ -69,7 +69,7 @@ class Reloaded:
 
 @dataclass(frozen=True, slots=True)
 class Reload(Request[Reloaded]):
-    """Use a configuration, if it is valid and needs no restart; `loaded` is why it could not be loaded, if so."""
+    """Use the configuration `loaded`, if it needs no restart; a ConfigError says why it could not be loaded."""
 
     loaded: Config | ConfigError
 
@@ -104,9 +104,9 @@ def requested_override(
 
 
 def requested_address(client: Json, network: str, networks: Sequence[AccessNetwork]) -> Address | None:
-    """The address, in a network, of the client that a request is about; None: it is about the network.
+    """The address of the client that a request is about; None: it is about the network.
 
-    A device has its first address there. Raises UserError with what is allowed.
+    For a device, it is its first address in the network. Raises UserError with what is allowed.
     """
     if client is None:
         return None

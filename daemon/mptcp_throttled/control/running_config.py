@@ -1,4 +1,4 @@
-"""The configuration in force: the last valid one; and why later ones were refused."""
+"""The configuration in force: the last valid one. And why later ones were refused."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _REFUSED: Final = with_fields(EventKind.REFUSED.fields)
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Whether loaded files become the configuration in force: yes, with `changes`; or no, because of `problems`.
+    """Whether loaded files become the configuration in force: with these `changes`, or not because of `problems`.
 
-    `valid` is false if they are not a valid configuration at all.
+    Not `valid`: the files are no valid configuration at all.
     """
 
     changes: tuple[Change, ...] = ()
@@ -50,7 +50,7 @@ class RunningConfig:
         self._problems: tuple[str, ...] = ()
 
     def take(self, loaded: Config | ConfigError, now: float) -> Judgement:
-        """Put a configuration in force if it can replace the present one."""
+        """Put a configuration in force if it can replace the present one without a restart; logs what has changed."""
         judgement = judge(self.config, loaded)
         self._problems = judgement.problems
         for problem in judgement.problems:

@@ -1,8 +1,8 @@
 """Follows the sniffer's table over JSON-RPC: the whole table in parts, then changes by long poll.
 
-Without the sniffer nothing is known to be alive, and a cap needs a live preferred path (I2). So when a call fails, an
-empty table is delivered, which frees all subflows, and the connection is tried again. Under load an answer has all
-changes since the last one, and updates that the control loop has not taken yet are merged.
+Without the sniffer no path is known to be live, and a cap needs a live preferred path (I2). So when a call fails, an
+empty table is delivered, which frees all subflows, and the call is tried again. Under load, one answer has all changes
+since the last one, and updates that the control loop has not taken yet are merged.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ _LASTING_SECONDS: Final = 1.0
 
 
 class Haste(NamedTuple):
-    """How soon the control loop must know of changes and of new connections: `spacing`, `patience` of a follower."""
+    """How soon the control loop must know of changes, and of new connections: `Follower.spacing` and `patience`."""
 
     spacing: float = 0.0
     patience: float = 0.0
 
 
 def haste(snapshot: Snapshot) -> Haste:
-    """What the kernel programs decide alone is not urgent here: they pace, and hold back what has a cap.
+    """How soon the control loop must know of changes, in the state of this snapshot.
 
-    Limits, uplinks and bursts wait for the control loop.
+    Nothing is urgent that kernel programs decide alone: they pace capped subflows, and hold them back. Limits, uplinks
+    and bursts wait for the control loop.
     """
     if snapshot.problem_of(FeatureName.PACING) is not None:
         return Haste()
@@ -51,9 +52,9 @@ def haste(snapshot: Snapshot) -> Haste:
 
 @dataclass(frozen=True, slots=True)
 class TableUpdate:
-    """What is new in the sniffer's table, and the revision it leads to; `problem` says why there is no table.
+    """What is new in the sniffer's table, and the revision that it leads to; `problem` says why there is no table.
 
-    `connections` has None for those that have ended. With the `whole` table, absent connections have ended.
+    `connections` has None for one that has ended. If this is the `whole` table, connections that it lacks have ended.
     """
 
     epoch: str = ""
@@ -63,7 +64,7 @@ class TableUpdate:
     problem: str | None = "not connected yet"
 
     def then(self, later: TableUpdate) -> TableUpdate:
-        """This update and a later one, as one."""
+        """This update and a later one, merged."""
         if later.whole:
             return later
         connections = {**self.connections, **later.connections}
@@ -80,37 +81,37 @@ class Source(Protocol):
 
 
 class Call(NamedTuple):
-    """A call of the sniffer, to be answered."""
+    """Call the sniffer, and send its answer."""
 
     method: str
     arguments: tuple[Json, ...] = ()
 
 
 class Begin(NamedTuple):
-    """Begin this call now. It is asked for later as a `Call`."""
+    """Begin this call, whose answer a later `Call` asks for."""
 
     call: Call
 
 
 class Wait(NamedTuple):
-    """Wait for so many seconds."""
+    """Wait for a number of seconds."""
 
     seconds: float
 
 
 Action = Call | Begin | Wait
-"""What a `Follower` wants done next."""
+"""What a `Follower` asks for next."""
 
 
 class Follower:
-    """What to ask the sniffer for, and what its answers say; `arrived` is called after each update.
+    """Decides what to ask the sniffer for, and keeps what its answers say; `arrived` is called after each update.
 
     It has neither thread nor socket: `actions` yields what is to be done. A `Call` is answered by `send`, or by `throw`
     if it fails.
 
-    `parts` counts the parts of whole tables received so far: while it grows, a table is on its way. `spacing` is the
-    time in seconds between deliveries while changes come faster; the first two after a silence are not delayed.
-    `patience` is the age in seconds at which new connections are delivered.
+    `parts` counts the parts of whole tables that were received: while it grows, a table is on its way. `spacing` is the
+    least time in seconds between deliveries; the first two after a silence are not delayed. `patience` is the age in
+    seconds at which new connections are delivered.
     """
 
     def __init__(self, arrived: Callable[[], None], clock: Clock) -> None:
@@ -173,7 +174,7 @@ class Follower:
                 next_at = max(next_at, now) + self.spacing
 
     def _take_table(self) -> Generator[Action, Json, TableUpdate]:
-        """All parts, at the revision of the first: what has changed since may be in the other parts, or not."""
+        """All parts of the table, at the revision of the first: later changes may be in the other parts, or may not."""
         connections: dict[Token, Connection | None] = {}
         first = data = yield Call("snapshot")
         while True:
@@ -231,7 +232,7 @@ class TableSource(threading.Thread):
                 if begun is not None and begun[0] == action:
                     return begun[1].result()
                 if begun is not None:
-                    wait([begun[1]])  # one call at a time: what it answers is of a table that is given up
+                    wait([begun[1]])  # one call at a time; its answer is of a table that is not wanted any more
                 return self._client.call(method, *arguments)
         return None
 

@@ -19,10 +19,10 @@ _MOST: Final = 10.0**15
 
 
 class Row(NamedTuple):
-    """What a client, by its address on the capped network, carried over a `network` until `at`, since the row before.
+    """What a client carried over a `network` from its last row until `at`, in seconds since the epoch.
 
-    `at` is in seconds since the epoch, `sent_bps` in bits per second. `unsent_bytes` waited in the sockets at `at`;
-    None: that was not recorded.
+    `client` is its address on the capped network, `sent_bps` is in bits/s. `unsent_bytes` waited in its sockets at that
+    time; None: that was not recorded.
     """
 
     at: float
@@ -57,7 +57,7 @@ def read_trace(file: Path, networks: Collection[str]) -> Iterator[Row]:
 
 
 def _row(line: str, networks: Collection[str]) -> Row:
-    """Raises ValueError: key, value, and what is allowed."""
+    """The row of a line. Raises ValueError with the key, its value, and what is allowed."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):

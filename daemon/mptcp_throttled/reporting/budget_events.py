@@ -1,4 +1,4 @@
-"""What has become of budgets, as events."""
+"""Makes events of what the ledger of budgets tells."""
 
 from __future__ import annotations
 

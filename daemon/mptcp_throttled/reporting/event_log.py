@@ -1,8 +1,8 @@
-"""The latest events, for readers that follow them. Anything may say one: it is kept, and goes to the log.
+"""The latest events, for readers that follow them; events are also logged.
 
-Events are numbered from 1 on for each instance of the daemon, without a gap. A reader that comes too late for one sees
-that by the numbers, and a restart by the instance. What clients can cause has a place of its own, so that it displaces
-nothing else.
+Each instance of the daemon numbers its events from 1 on, without a gap. By the numbers a reader sees that it has missed
+events, and by the instance that the daemon was restarted. Events that clients can cause are kept in a queue of their
+own, so that they displace no others.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class EventLog:
         self._closed = False
 
     def say(self, *events: Event) -> None:
-        """Keep the events of one moment, and log them; see `coalesced`."""
+        """Keep and log the events of one moment, as `coalesced`."""
         for event in self.keep(*events):
             _log.log(_LEVELS.get(event.kind, logging.INFO), "%s", event.text, extra=with_fields(event.fields))
 
     def keep(self, *events: Event) -> list[Event]:
-        """Keep the events of one moment, of which the log has lines of its own; those that were kept."""
+        """Keep the events of one moment, as `coalesced`, and return these; the log has other lines about them."""
         kept = coalesced(events)
         if not kept:
             return kept
@@ -94,16 +94,15 @@ class EventLog:
             self._changed.notify_all()
 
     def after(self, instance: str | None, number: int, seconds: float) -> Json:
-        """`{instance, latest, events}`: the events that are kept after this number, or all for another `instance`.
+        """`{instance, latest, events}`: the kept events after this number; all, if `instance` is another one.
 
-        A reader that has seen all waits up to `seconds` for one, and no longer than 5 s.
+        If there are none, waits up to `seconds` for one, and no longer than 5 s.
         """
         with self._changed:
             if instance == self._instance:
                 self._wait(number, min(max(0.0, seconds), _MAX_WAIT_SECONDS))  # NaN gives 0
             else:
                 number = 0
-            # Both are short, and new events are at their ends.
             kept = [[each for each in events if each.number > number] for events in self._kept.values()]
             latest = self._latest
         events = merge(*kept, key=attrgetter("number"))

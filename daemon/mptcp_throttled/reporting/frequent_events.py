@@ -1,7 +1,8 @@
 """Events that clients can cause as often as they like: caps that begin and end, and errors.
 
-What is there is compared with what was said last, and what has begun and ended in between is not said. That happens at
-once, or, after something was said, `PAUSE_SECONDS` later.
+The present caps and errors are compared with those at the last report. Those that have begun and ended in between are
+not reported. The first change is reported at once; after a report, the next one follows `PAUSE_SECONDS` later at the
+earliest.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ _Value = TypeVar("_Value")
 
 
 class Changes(Generic[_Key, _Value]):
-    """What is there, and was not when it was said last; and the reverse. Times are in monotonic seconds."""
+    """What has begun or ended since the last report. Times are in monotonic seconds."""
 
     def __init__(self) -> None:
-        self._said: dict[_Key, _Value] = {}
+        self._reported: dict[_Key, _Value] = {}
         self._changed: dict[_Key, _Value | None] = {}
         self._due = -math.inf
 
     @property
     def next_deadline(self) -> float:
-        """When `take` is due although nothing else happens."""
+        """When `take` has something to report; infinite: nothing has changed."""
         return self._due if self._changed else math.inf
 
     def note(self, key: _Key, value: _Value | None) -> None:
-        """It is there now; None: it is not."""
-        if value is not None or key in self._said:
+        """What has this key is there now, with this value; None: it is not there."""
+        if value is not None or key in self._reported:
             self._changed[key] = value
         else:
             self._changed.pop(key, None)
 
     def assume(self, key: _Key, value: _Value) -> None:
-        """It was there before."""
-        self._said[key] = value
+        """What has this key was there at the last report."""
+        self._reported[key] = value
 
     def take(self, now: float) -> tuple[dict[_Key, _Value], dict[_Key, _Value]]:
-        """What has begun and what has ended; nothing if that is too early."""
+        """What has begun and what has ended; nothing before the next report is due."""
         began: dict[_Key, _Value] = {}
         ended: dict[_Key, _Value] = {}
         if now < self._due:
@@ -60,9 +61,9 @@ class Changes(Generic[_Key, _Value]):
         changed, self._changed = self._changed, {}
         for key, value in changed.items():
             if value is None:
-                ended[key] = self._said.pop(key)
-            elif key not in self._said:
-                began[key] = self._said[key] = value
+                ended[key] = self._reported.pop(key)
+            elif key not in self._reported:
+                began[key] = self._reported[key] = value
         if began or ended:
             self._due = now + PAUSE_SECONDS
         return began, ended
@@ -81,7 +82,7 @@ class ErrorEvents:
         return self._changes.next_deadline
 
     def step(self, after: Snapshot, now: float) -> list[Event]:
-        """What a step has changed; `now` is in monotonic seconds."""
+        """The events of a step; `now` is in monotonic seconds."""
         present = problems(after)
         if present != self._problems:
             for key in {**self._problems, **present}:
@@ -95,7 +96,7 @@ class ErrorEvents:
 
 
 def problems(snapshot: Snapshot) -> dict[str, str]:
-    """What is not as it should be, by a key that stays: the errors of the kernel, the sniffer, and features."""
+    """The present errors of the kernel, the sniffer and features, by a key that stays the same while one lasts."""
     present = {error: error for error in snapshot.errors}
     if snapshot.sniffer.problem is not None:
         present[_SNIFFER] = f"{SNIFFER_DRAWBACK}: {snapshot.sniffer.problem}"
@@ -119,7 +120,7 @@ class Cap(NamedTuple):
 
 
 class CapEvents:
-    """Which clients have a capped subflow on which network, in any direction, step by step. For one thread."""
+    """The events of clients that have a capped subflow on a network, in any direction, step by step. For one thread."""
 
     def __init__(self) -> None:
         self._changes: Changes[ClientKey, Cap] = Changes()
@@ -132,7 +133,7 @@ class CapEvents:
         return self._changes.next_deadline
 
     def step(self, before: Snapshot, after: Snapshot, transitions: Iterable[Transition], now: float) -> list[Event]:
-        """What a step has changed; `now` is in monotonic seconds."""
+        """The events of a step; `now` is in monotonic seconds."""
         if after.networks is not before.networks:
             self._count_again(after)
         else:
@@ -167,7 +168,7 @@ class CapEvents:
             self._changes.note(key, cap)
 
     def _count_again(self, after: Snapshot) -> None:
-        """At the first step, and when networks have changed, and with them what a client is."""
+        """Count all capped subflows again: at the first step, and when networks have changed, which define clients."""
         self._prefixes = {network.name: network.client_prefix for network in after.networks}
         before, self._subflows = self._subflows, Counter()
         for ends, throttled in after.throttled.items():

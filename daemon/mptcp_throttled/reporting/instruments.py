@@ -1,4 +1,4 @@
-"""What is counted where it happens, like the log: histograms and counters of this process.
+"""Histograms and counters that are updated where something happens, like the log.
 
 Each series exists from the start with the value 0, so that the first event shows as an increase.
 """
@@ -18,7 +18,7 @@ from mptcp_throttled.vocabulary.snapshot import Snapshot, Transition
 NAMESPACE: Final = "mptcpthrottle"
 REGISTRY: Final = CollectorRegistry()
 
-# They would add a series to each of these.
+# Otherwise each metric would have another series, with the time of its creation.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _JOIN_TO_CAP: Final = Histogram(
@@ -72,7 +72,7 @@ for _stage in _STAGES:
 def count_step(
     before: Snapshot, after: Snapshot, transitions: Iterable[Transition], applied: Applied, uplinks: UplinkStep
 ) -> None:
-    """Count what a step of the loop has changed and met."""
+    """Count what a step of the loop has changed, and what has happened in it."""
     for transition in transitions:
         is_cap = transition.after is not None and transition.after.share.kind is RateKind.CAP
         if is_cap and transition.before is None and transition.latency is not None:

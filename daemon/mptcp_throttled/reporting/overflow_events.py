@@ -1,7 +1,8 @@
-"""Decisions that raise or lower the cap of a client by an overflow, as events.
+"""Events of overflows that raise or lower the cap of a client.
 
-Clients can cause them as often as they like. Of one client, no more than one is said in `CLIENT_SECONDS`; of all, no
-more than `coalesced` leaves, once in `PAUSE_SECONDS`. What has changed and changed back meanwhile is not said.
+Clients can cause them as often as they like. Of one client, at most one is reported in `CLIENT_SECONDS`; of all
+clients, only as many as `coalesced` leaves, once in `PAUSE_SECONDS`. What has changed and changed back in between is
+not reported.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class OverflowEvents:
 
     def __init__(self) -> None:
         self._raised: dict[ClientKey, Term] = {}
-        self._said: dict[ClientKey, Term] = {}
+        self._reported: dict[ClientKey, Term] = {}
         self._changed: dict[ClientKey, None] = {}
         self._client_due: dict[ClientKey, float] = {}
         self._due = -math.inf
@@ -60,16 +61,16 @@ class OverflowEvents:
         return events
 
     def _event(self, key: ClientKey, after: Snapshot) -> Event | None:
-        """What is now different from what was said of a client; None: nothing is."""
+        """The event of a client whose cap differs from the last report; None: it does not differ."""
         (network, client), term = key, self._raised.get(key)
         otherwise = after.terms.by_client.get(key) or after.terms.by_network.get(network, {})
         present = term or otherwise.get(RateKind.CAP, UNLIMITED)
-        said = self._said.pop(key, None)
+        reported = self._reported.pop(key, None)
         if term is not None:
-            self._said[key] = term
-        if term == said:
+            self._reported[key] = term
+        if term == reported:
             return None
-        is_raised = term is not None and (said is None or _bits(said) < _bits(term))
+        is_raised = term is not None and (reported is None or _bits(reported) < _bits(term))
         kind = EventKind.OVERFLOW_RAISED if is_raised else EventKind.OVERFLOW_LOWERED
         text = f"{network}: cap of {client} {'raised' if is_raised else 'lowered'} to {present.rate or 'unlimited'}"
         text += f": {present.reason}" if present.reason else ": preferred paths carry enough"

@@ -1,4 +1,4 @@
-"""The latest decisions that have changed something, for the page: the log has all of them."""
+"""The latest decisions that have changed something, for the page. (The log has all of them.)"""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Noted(NamedTuple):
 
 
 class RecentDecisions:
-    """The latest 2000. `note` is for one thread, `latest` for any."""
+    """The latest `KEPT` decisions. `note` is for one thread, `latest` and `since` for any."""
 
     def __init__(self) -> None:
         self._kept: deque[Noted] = deque(maxlen=KEPT)
 
     def note(self, at: float, transitions: Iterable[Transition], snapshot: Snapshot) -> None:
-        """What a step of the loop has changed, but for the ends of subflows: these are not decided."""
+        """Keep what a step of the loop has changed, except the ends of subflows: these are no decisions."""
         for transition in transitions:
             if (decision := transition.decision) is not None:
                 reason = snapshot.reason(transition.direction, decision)
@@ -45,17 +45,17 @@ class RecentDecisions:
                 self._kept.append(Noted(at, transition, decision, reason, device, rule))
 
     def latest(self, number: int, client: Callable[[Noted], bool] = lambda _: True) -> list[Json]:
-        """Up to `number` of them, and no more than 200, the latest first, as JSON; only those of a `client`.
+        """Up to `number` decisions about a `client`, and no more than 200, the latest first, as JSON.
 
-        For one direction of a subflow; `at` is in seconds since the epoch. `kind`, `rate` and `rule` are null if it is
-        free.
+        Each is for one direction of a subflow; `at` is in seconds since the epoch. `kind`, `rate` and `rule` are null
+        if it is free.
         """
         matching = (noted for noted in reversed(self._kept.copy()) if client(noted))
         return [_encode(noted) for noted in islice(matching, min(max(number, 0), _MOST))]
 
     @property
     def since(self) -> float | None:
-        """When the oldest that is kept was applied, in seconds since the epoch; None: none was displaced."""
+        """When the oldest kept decision was applied, in seconds since the epoch; None: none was displaced yet."""
         kept = self._kept.copy()
         return kept[0].at if len(kept) == KEPT else None
 

@@ -1,4 +1,4 @@
-"""What a step of the loop has changed for the operator, as events."""
+"""Makes events of what a step of the loop has changed for the operator."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class StepEvents:
         return min(part.next_deadline for part in parts)
 
     def unlogged(self, before: Snapshot, after: Snapshot, now: float) -> list[Event]:
-        """What has changed by a schedule, an overflow or by hand, of which the log has no line yet."""
+        """What a schedule, an overflow or an operator has changed: the log has no line about it yet."""
         is_first, self._is_first = self._is_first, False
         windows, overflow = self._windows.step(after, now), self._overflow.step(before, after, now)
-        # At first everything is new, although nothing has changed.
+        # At the first step everything is new, but nothing has changed.
         return [] if is_first else [*windows, *overflow, *set_by_hand(before, after, now)]
 
     def logged(self, before: Snapshot, after: Snapshot, transitions: Iterable[Transition], now: float) -> list[Event]:
-        """What has expired, and what has changed of caps and errors: of these the log has lines of its own."""
+        """What has expired, and changes of caps and errors: the log has other lines about these."""
         caps, errors = self._caps.step(before, after, transitions, now), self._errors.step(after, now)
         return [*ended_by_itself(before, after, now), *caps, *errors]
 

@@ -1,4 +1,4 @@
-"""What the daemon logs: a line for every decision that changes something, for new errors, and for errors resolved."""
+"""Logs what a step of the loop has changed: decisions, features, new errors, and errors that are resolved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ERROR_ENDED: Final = with_fields(EventKind.ERROR_ENDED.fields)
 def log_step(
     before: Snapshot, after: Snapshot, transitions: Iterable[Transition], applied: Applied, uplinks: UplinkStep
 ) -> None:
-    """Log what a step of the loop has changed and met."""
+    """Log what a step of the loop has changed, and what has happened in it."""
     for ends in after.policed - before.policed:
         of_client = about(str(ends.client.address))
         client = _client(ends.client, after.device_of(ends))
@@ -41,9 +41,9 @@ def log_step(
         _log.info("classifier in use: %s", after.classifier)
     if after.sniffer.problem != before.sniffer.problem:
         following = f"following the sniffer: {len(after.connections)} connections"
-        # Before the first step it did not answer, either.
+        # At a start, that the sniffer answers is no end of an error.
         _log_problem(following, SNIFFER_DRAWBACK, after.sniffer.problem, is_start=not before.networks)
-    # The line behind them says how many more errors there are: each new number would be a line.
+    # Without the last line, which says how many more errors there are: it would be logged for each new number.
     _log_errors(before.errors[:MAX_ERRORS], after.errors[:MAX_ERRORS])
     repairs = len(applied.repairs) + uplinks.repairs
     if repairs:
@@ -62,7 +62,7 @@ def log_adopted(throttled: Iterable[Throttled]) -> None:
 def enforcement_event(
     before: Mapping[FourTuple, str], after: Mapping[FourTuple, str], snapshot: Snapshot
 ) -> Event | None:
-    """That the rates of some subflows are not enforced, or that all are enforced again; None: neither is new."""
+    """The event that some rates are not enforced, or that all are enforced again; None: that has not changed."""
     if bool(before) == bool(after):
         return None
     if not after:
@@ -73,7 +73,7 @@ def enforcement_event(
 
 
 def _is_frequent(transition: Transition, before: Snapshot, after: Snapshot) -> bool:
-    """Whether only the rate has changed, by an overflow or by what several proxies have of it."""
+    """Whether only the rate has changed, and an overflow or a lease of a shared rate has changed it."""
     old, new = transition.before, transition.after
     if old is None or new is None or old.share.kind is not new.share.kind:
         return False
@@ -109,7 +109,7 @@ def _log_transition(transition: Transition, snapshot: Snapshot, level: int) -> N
 
 
 def _fields(transition: Transition, snapshot: Snapshot, reason: str) -> dict[str, str] | None:
-    """What the journal has besides the line about a subflow that is capped now, or no longer; None: it is neither."""
+    """The fields in the journal of a line about a cap that has begun or ended; None: the line is about no cap."""
     was_capped, is_capped = (
         each is not None and each.share.kind.is_cap for each in (transition.before, transition.after)
     )
