@@ -1,1 +1,1 @@
-"""What the daemon answers: RPC, metrics, and the commands of `plan`. Reads snapshots; changes go through `control`."""
+"""The daemon's answers: RPC, metrics, and the commands of `plan`. They read snapshots; changes go through `control`."""

@@ -1,4 +1,4 @@
-"""The RPC methods of the daemon: reading answers from the last snapshot, changes answer once they are applied."""
+"""The RPC methods of the daemon: some read the last snapshot, others make changes and answer once these are applied."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ _WAITING_SECONDS: Final = 60.0
 class Api:
     """The methods, for any thread. What they change, they change through `inbox`, in the thread of the control loop.
 
-    `load` reads the configuration files again and raises ConfigError. `policy` says what is used of the fleet's; None:
-    there is no fleet.
+    `load` reads the configuration files again and raises ConfigError. `policy` gives the part of `status` about the
+    policy of the fleet; None: there is no fleet.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Api:
         self._reloading = threading.Lock()
 
     def methods(self) -> dict[str, Callable[..., Json]]:
-        """All of them by name."""
+        """All RPC methods by name."""
         return {
             "status": self.status,
             "connections": self.connections,
@@ -139,8 +139,8 @@ class Api:
         return status.connections(self._view())
 
     def explain(self, client: str, network: str | None = None) -> Json:
-        """What a client, by one of its addresses or its device, has on an access network, or on all, and which rules
-        say so."""
+        """The rates of a client, by one of its addresses or its device, on one access network or on all, and which
+        rules have made them."""
         view, proxies = self._view(), self._config.config.proxies
         asked = requested_client(client, view.snapshot.networks)
         return explain(view, asked, network, proxies, self._accounts.budget_uses_of)
@@ -168,8 +168,8 @@ class Api:
     ) -> Json:
         """Up to `number` clients over all access networks, in an `order`, from place `start` on.
 
-        Only those with `search` in their names or addresses, with a subflow on `network`, with a downlink that `rule`
-        has decided; each empty for all.
+        Only those with `search` in their names or addresses, with a subflow on `network`, and with a downlink that
+        `rule` has decided. An empty text chooses all.
         """
         wanted = Wanted.of(number, start, order, search, network, rule)
         with self._indexing:
@@ -180,9 +180,9 @@ class Api:
         return {"decisions": self._recent_decisions.latest(number)}
 
     def events(self, instance: str | None = None, after: int = 0, seconds: float = 0.0) -> Json:
-        """The events that are kept; those after number `after`, if that is of this `instance` of the daemon.
+        """The kept events after number `after`; all of them if `instance` is not this instance of the daemon.
 
-        A reader that has seen all waits up to `seconds` for one, and no longer than 5.
+        If there are none, waits up to `seconds` for one, and no longer than 5 s. Raises UserError.
         """
         for name, value, allowed in (("after", after, int), ("seconds", seconds, int | float)):
             if isinstance(value, bool) or not isinstance(value, allowed):
@@ -192,10 +192,8 @@ class Api:
     def history(self, name: str, seconds: float, network: str | None = None) -> Json:
         """What an access network, or a client by one of its addresses or its device, has carried in the last `seconds`.
 
-        With `network`, only what the client has carried there.
-
-        `{kind, name, resolution, periods}`: the resolution in seconds, and of each period its `start`, in seconds since
-        the epoch, and its traffic.
+        With `network`, only what the client has carried there. Answers `{kind, name, resolution, periods}`: resolution
+        in seconds; each period with its `start`, in seconds since the epoch, and its traffic. Raises UserError.
         """
         networks, proxies = self._view().snapshot.networks, self._config.config.proxies
         accounts = requested_accounts(name, networks, proxies)
@@ -205,7 +203,7 @@ class Api:
         return status.history(accounts[0], resolution, periods)
 
     def budgets(self, name: str | None = None) -> Json:
-        """What is used of the budgets of a network, or of a client, by an address or its device; null: of all."""
+        """The use of the budgets of a network, or of a client, by an address or its device; null: of all."""
         owner = None if name is None else budget_answers.requested_owner(name, self._config.config)
         uses, view = budget_answers.uses_of(self._accounts, owner), self._view()
         return budget_answers.describe(uses, view.snapshot, self._accounts.budget_problem, view.proxy)
@@ -213,14 +211,14 @@ class Api:
     def budget_add(
         self, name: str, amount: str, until: str | None = None, every: str | None = None, direction: str | None = None
     ) -> Json:
-        """Add to the budget of a network or client; what is not used `until` then is lost. Answers as `budgets`."""
+        """Add to the budget of a network or client; what is not used by `until` is lost. Answers as `budgets`."""
         owner, choice, volume = *self._chosen(name, every, direction), budget_answers.requested_volume(amount)
         end = budget_answers.requested_until(until, self._config.config.time_zone, time.time())
         budget_answers.add(self._accounts, owner, choice, Addition(volume, volume, end))
         return self.budgets(name)
 
     def budget_reset(self, name: str, every: str | None = None, direction: str | None = None) -> Json:
-        """Begin the budgets of a network with its clients, or of a client, again. Answers as `budgets`."""
+        """Begin again the budgets of a network and of all its clients, or those of one client. Answers as `budgets`."""
         budget_answers.reset(self._accounts, *self._chosen(name, every, direction))
         return self.budgets(name)
 
@@ -272,7 +270,8 @@ class Api:
         return calendar.week(config.networks, calendar.requested_time(at, now, config.time_zone), now, config.time_zone)
 
     def client(self, name: str) -> Json:
-        """A client by one of its addresses, or its device: what it has on all access networks, and what has changed."""
+        """A client by one of its addresses or its device: its subflows and rates on all access networks, and what has
+        changed for it."""
         view, proxies = self._view(), self._config.config.proxies
         asked = requested_client(name, view.snapshot.networks)
         with self._indexing:

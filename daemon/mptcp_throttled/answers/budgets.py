@@ -1,4 +1,4 @@
-"""The answers about budgets, and what an operator asks for: whose budget, how much, until when."""
+"""The answers about budgets, and the arguments of these requests: whose budget, how much, until when."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from mptcp_throttled.vocabulary.snapshot import Snapshot
 _log = logging.getLogger("mptcp-throttled")
 
 MAX_USES: Final = 1000
-"""How many budgets are in an answer."""
+"""The most budgets in an answer."""
 
 _MAX_ADDITIONS: Final = 16
 _MAX_UNTIL_SECONDS: Final = 3650 * 86400.0
 
 
 class Owner(NamedTuple):
-    """Whose budgets are meant: by network, the client there, None: the network's own and those of all its clients.
+    """Whose budgets are meant.
 
-    `is_device`: a device by its name, whose own budgets are meant first.
+    `subjects` has by network the client there; None: the network's own budgets and those of all its clients.
+    `is_device`: the operator has named a device, whose own budgets come before those of networks.
     """
 
     name: str
@@ -81,7 +82,7 @@ def _firsts(device: str, config: Config) -> dict[str, Subject]:
 
 
 def requested_choice(every: Json, direction: Json) -> Choice:
-    """The budgets that are meant, by period and direction; null: any. Raises UserError with what is allowed."""
+    """Which budgets are meant, by period and direction; null: any. Raises UserError with what is allowed."""
     if every is not None and every not in list(Every):
         raise UserError(f"every: {shown(every)}: allowed: {', '.join(Every)}, or null")
     if direction is not None and direction not in list(Counting):
@@ -164,7 +165,7 @@ def set_used(accounts: Accounts, owner: Owner, choice: Choice, used: int) -> Non
 
 
 def reset(accounts: Accounts, owner: Owner, choice: Choice) -> None:
-    """Begin the budgets of a network again, those of all its clients too, or those of a client or device.
+    """Begin again the budgets of a network and of all its clients, or those of a client or device.
 
     Raises UserError if there are none, or if that cannot be written.
     """
@@ -184,7 +185,7 @@ def reset(accounts: Accounts, owner: Owner, choice: Choice) -> None:
 
 
 def uses_of(accounts: Accounts, owner: Owner | None) -> list[BudgetUse]:
-    """The budgets of `owner`, None: all, as they are now. Those of one client also if it has used nothing."""
+    """The budgets of `owner` as they are now; None: all budgets. Those of one client are there even without use."""
     if owner is None or owner.is_network:
         uses = accounts.budget_uses()
         return uses if owner is None else [use for use in uses if use.owner in owner.subjects]
@@ -202,10 +203,8 @@ def uses_of(accounts: Accounts, owner: Owner | None) -> list[BudgetUse]:
 def describe(
     uses: Iterable[BudgetUse], snapshot: Snapshot, problem: str | None = None, proxy: str | None = None
 ) -> Json:
-    """The answer to `budgets`: those first of which most is used. `problem` keeps periods from beginning.
-
-    `proxy` is the name of this one in its fleet.
-    """
+    """The answer to `budgets`, those used most first. `problem` is why no period begins; `proxy` the name of this proxy
+    in its fleet."""
     chosen = sorted(uses, key=lambda use: (-use.use.used / use.budget.amount, use.owner, str(use.subject)))
     return {
         "budgets": [describe_use(use, snapshot, proxy) for use in chosen[:MAX_USES]],
@@ -254,7 +253,7 @@ def describe_use(use: BudgetUse, snapshot: Snapshot, proxy: str | None = None) -
 
 
 def _by_proxy(used: int, elsewhere: Elsewhere, own: str | None) -> list[Json]:
-    """The part of each proxy, the largest first; that of this one also if it is nothing."""
+    """What each proxy has counted, the most first; proxies that have counted nothing are left out, except this one."""
     parts = {} if own is None else {own: used - elsewhere.used}
     for name, part in elsewhere.by_proxy:
         parts[name] = parts.get(name, 0) + part
@@ -274,14 +273,14 @@ def _change(accounts: Accounts, change: Callable[[Ledger, float], Sequence[Budge
 
 
 def _of_clients(ledger: Ledger, owner: Owner, choice: Choice) -> dict[AccountKey, Subject]:
-    """The chosen budgets of networks, and whose of each is meant."""
+    """The chosen budgets of networks, each with the subject that is meant."""
     return {
         key: subject for network, subject in owner.subjects.items() for key in ledger.matching(network, subject, choice)
     }
 
 
 def _of_device(ledger: Ledger, owner: Owner, choice: Choice) -> dict[AccountKey, Subject]:
-    """The chosen budgets that a device has of its own."""
+    """The chosen budgets that devices have of their own; their subject is None."""
     return {
         key: None
         for network, first in owner.subjects.items()
@@ -291,7 +290,10 @@ def _of_device(ledger: Ledger, owner: Owner, choice: Choice) -> dict[AccountKey,
 
 
 def _only(ledger: Ledger, owner: Owner, choice: Choice) -> tuple[AccountKey, Subject]:
-    """Of a device by its name, one of its own comes first; by an address, one of the network."""
+    """The one budget that is meant. A device by its name has its own first, a client by an address the network's.
+
+    Raises UserError if there is none, or several.
+    """
     kinds = [_of_device, _of_clients] if owner.is_device else [_of_clients, _of_device]
     chosen = next((keys for kind in kinds if (keys := kind(ledger, owner, choice))), {})
     if not chosen:

@@ -1,7 +1,7 @@
 """The JSON answer to `top`: access networks, their busiest clients, and the busiest subflows of these.
 
 Its size depends on what is asked for, not on the number of connections. Its time depends on the number of subflows that
-carry something; with a pattern, on the number of all, and sorted by name or subflows on the number of clients.
+carry something; with a pattern, on the number of all subflows; sorted by name or subflows, on the number of clients.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def requested_order(text: str) -> Order:
 
 
 class IndexedClients(NamedTuple):
-    """What is kept of a snapshot, so that an answer need not look at each subflow."""
+    """Indexes of a snapshot, so that an answer need not look at each subflow."""
 
     clients: ClientIndex
     counts: SubflowCounts
 
 
 def busiest(view: View, indexed: IndexedClients, number: int, order: Order, pattern: str) -> Json:
-    """The answer: of each access network its rates and up to `number` clients. `indexed` is of the same snapshot.
+    """The answer: each access network with its rates and up to `number` clients. `indexed` is of the view's snapshot.
 
-    With a `pattern`, only of subflows that have it in their address, port, device, access network or state.
+    With a `pattern`, only subflows count that have it in their address, port, device, access network or state.
     """
     (index, counts), snapshot, enforcement = indexed, view.snapshot, view.enforcement
     clients = index.by_network if not pattern else _matching(index, snapshot, pattern.lower())
@@ -89,7 +89,7 @@ _Clients = Mapping[str | None, Mapping[str, Client]]
 
 
 def _matching(index: ClientIndex, snapshot: Snapshot, pattern: str) -> _Clients:
-    """The clients that have matching subflows, with these."""
+    """The clients that have matching subflows, with these subflows only."""
     matching: dict[str | None, dict[str, Client]] = {}
     for network, clients in index.by_network.items():
         for client in clients.values():
@@ -147,9 +147,9 @@ def _chosen(
 
 
 def _describe_client(client: Client, rates: Mapping[FourTuple, float], view: View) -> Json:
-    """`rates` are those of its subflows that are sent something, in bytes per second.
+    """A client in the answer. `rates` are those of its subflows that are sent something, in bytes per second.
 
-    `rate_bps` is the rate that its throttled subflows share, `throttled_bps` what they are sent.
+    `rate_bps` is the rate that its throttled subflows share, `throttled_bps` the rate at which they are sent data.
     """
     snapshot = view.snapshot
     downlinks = ((ends, snapshot.throttle(Direction.DOWNLINK, ends)) for ends in client.decisions)

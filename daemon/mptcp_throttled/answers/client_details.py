@@ -22,7 +22,7 @@ _EVENTS: Final = 100
 
 
 def find(clients: JoinedClients, asked: Address | str, locators: Locators) -> JoinedClient | None:
-    """The client with this device or address; None: it has no live subflow, or is none that is known by itself."""
+    """The client with this device or address; None: it has no live subflow, or several clients share the address."""
     if isinstance(asked, str):
         return clients.find(asked)
     for locate in locators.each:
@@ -77,11 +77,11 @@ _RATE: Final = ("kind", "rate_bps", "rule", "reason")
 
 
 def cap_steps(changes: list[Json], present: dict[str, Json], view: View) -> list[Json]:
-    """By network the rates of its downlink as steps, the oldest first: each holds until the next.
+    """By network, the rate of the client's downlink in steps, the oldest first; each lasts until the next.
 
-    `changes` are decisions, the latest first; `present` is what each network has now. A network has the rate that was
-    applied last to one of its subflows, as long as any is throttled. The ends of subflows are not among the changes:
-    what is present now is the last step.
+    `changes` are decisions, the latest first; `present` is what applies on each network now. While any subflow on a
+    network is throttled, its rate is the one that was applied last to one of them. As `changes` lack the ends of
+    subflows, the last step is what is present now.
     """
     throttled: dict[str, dict[Any, Json]] = {}
     steps: dict[str, list[Json]] = {}
@@ -102,7 +102,7 @@ def cap_steps(changes: list[Json], present: dict[str, Json], view: View) -> list
 
 
 def _add(steps: list[Json], at: float, rate: Json) -> None:
-    """A step, unless the rate and its rule stay."""
+    """Add a step, unless kind, rate and rule are those of the last one."""
     step = {"at": at, **{key: rate[key] for key in _RATE}}
     if not steps or any(steps[-1][key] != step[key] for key in _RATE[:-1]):
         steps.append(step)

@@ -1,4 +1,4 @@
-"""Which subflows each client has in each access network, for questions about thousands of them every second."""
+"""An index of clients by access network and of their subflows, to answer `top` every second with thousands of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mptcp_throttled.vocabulary.snapshot import Snapshot
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """A client in one access network, None for none, and the decisions for its live subflows.
+    """A client in one access network (None: in none), and the decisions for its live subflows.
 
-    `name` is its first address; `device` the name that its device has, None if it has none.
+    `name` is its first address, `device` the name of its device; None: it has none.
     """
 
     name: str

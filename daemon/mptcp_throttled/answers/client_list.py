@@ -31,10 +31,10 @@ _RULES: Final = (*RuleName, _FREE)
 
 
 class Wanted(NamedTuple):
-    """Up to `number` clients from place `start` on, in an order.
+    """Which clients are asked for: up to `number` from place `start` on, in an order.
 
     Only those with `search` in their name or one of their addresses, with a subflow on `network`, and with a downlink
-    that `rule` has decided; each empty for all.
+    that `rule` has decided. An empty text chooses all.
     """
 
     number: int
@@ -46,7 +46,7 @@ class Wanted(NamedTuple):
 
     @classmethod
     def of(cls, number: Json, start: Json, order: Json, search: Json, network: Json, rule: Json) -> Wanted:
-        """As `clients` is asked. Raises UserError naming the parameter, its value and what is allowed."""
+        """From the arguments of `clients`. Raises UserError naming the argument, its value and what is allowed."""
         for name, value in (("number", number), ("start", start)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UserError(f"{name}: {shown(value)}: allowed: a whole number from 0 on")
@@ -61,16 +61,16 @@ class Wanted(NamedTuple):
 
 
 Sums = Mapping[JoinedClient, int]
-"""By client, in bits of payload per second, or in milliseconds."""
+"""By client: bits of payload per second, or milliseconds."""
 
 _MAX_KEPT: Final = 16
-"""Lists of clients, one for each order and filter that viewers have chosen: with 10 000 clients 80 kB each."""
+"""The most lists of clients that are kept, one for each order and filter: 80 kB each with 10 000 clients."""
 
 
 class ClientList:
     """The clients of the latest snapshot, and what they carried at the latest observation. For one thread.
 
-    `held` gives by name of an account of the history the milliseconds that its data waited in the last ten minutes.
+    `held` gives by name of an account of the history for how many milliseconds its data waited in the last ten minutes.
     """
 
     def __init__(self, held: Callable[[], Mapping[str, int]]) -> None:
@@ -107,7 +107,10 @@ class ClientList:
         return describe_client(client, view, self._figure(ClientOrder.HELD, view).get(client, 0))
 
     def cap_of(self, name: str, view: View) -> dict[str, Json]:
-        """What holds back a client by the name of an account of the history: the cap on its least preferred network."""
+        """What holds back the client of an account of the history: its cap on the least preferred network.
+
+        `name` is that of the account.
+        """
         self.clients.update(view.snapshot)
         client = self.clients.find(name)
         parts = [] if client is None else describe_client(client, view, 0)["networks"]
@@ -116,7 +119,7 @@ class ClientList:
         return {"network": part.get("name"), **{key: part.get(key) for key in ("rate_bps", "rule", "reason", "until")}}
 
     def _forget_outdated(self, view: View) -> None:
-        """What viewers of the page share is found once for each observation and snapshot."""
+        """Forget what was computed for an earlier observation or snapshot: viewers of the page share it."""
         enforcement, snapshot = self._seen
         if enforcement is not view.enforcement or snapshot is not view.snapshot:
             self._seen = view.enforcement, view.snapshot
@@ -124,7 +127,7 @@ class ClientList:
             self._ordered.clear()
 
     def _in_order(self, view: View, wanted: Wanted) -> list[JoinedClient]:
-        """All clients that match, whatever part of them is wanted."""
+        """All clients that match, in order; `wanted.start` and `number` do not matter."""
         key = wanted._replace(number=0, start=0)
         ordered = self._ordered.get(key)
         if ordered is None:
@@ -135,7 +138,7 @@ class ClientList:
         return ordered
 
     def _figure(self, order: ClientOrder, view: View) -> Sums:
-        """What clients are sorted by."""
+        """By client, the figure that an order sorts by."""
         figure = self._figures.get(order)
         if figure is None:
             match order:
@@ -150,7 +153,7 @@ class ClientList:
 
 
 def waiting(clients: JoinedClients, held: Mapping[str, int]) -> dict[JoinedClient, int]:
-    """By client the milliseconds that data waited, from those by the name of an account of the history."""
+    """By client, for how many milliseconds data waited; `held` has it by the name of an account of the history."""
     waited: dict[JoinedClient, int] = {}
     for name, milliseconds in held.items():
         client = clients.find(name)
@@ -230,16 +233,16 @@ def describe_client(client: JoinedClient, view: View, held_back_ms: int) -> Json
 
 
 def _describe_part(decisions: Sequence[Decision], view: View) -> dict[str, Json]:
-    """A client on one network. The rate is that of its busiest throttled subflow, if there is one."""
+    """A client on one network. The rate shown is that of its busiest throttled subflow, or of its busiest one."""
     throttled, sent, received = view.snapshot.throttled, view.enforcement.rates, view.enforcement.received_rates
     ends = [decision.subflow.ends for decision in decisions]
-    shown_one = decisions[0]
+    representative = decisions[0]
     if len(decisions) > 1:
         busiest = [(each in throttled, sent.get(each, 0.0)) for each in ends]
-        shown_one = decisions[busiest.index(max(busiest))]
+        representative = decisions[busiest.index(max(busiest))]
     return {
         "subflows": len(ends),
         "sent_bps": round(8 * sum([sent.get(each, 0.0) for each in ends])),
         "received_bps": round(8 * sum([received.get(each, 0.0) for each in ends])),
-        **direction_status(Direction.DOWNLINK, shown_one, view),
+        **direction_status(Direction.DOWNLINK, representative, view),
     }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _HOUR: Final = 3600
 _HOURS: Final = 24
 WAITING_SECONDS: Final = float((_HOURS - 1) * _HOUR)
-"""The beginning of the first hour is so long ago, or less than an hour longer."""
+"""How long ago the first of the hours in the answer to `waiting` began, at least, in seconds."""
 
 _MOST_CLIENTS: Final = 10
 
@@ -47,9 +47,10 @@ def savings(view: View, zone: tzinfo | None) -> Json:
 
 
 def saved_since(by_day: ByDay, first: date) -> dict[str, Json]:
-    """What connections with caps carried from a day on, and what they would have carried as the control group did.
+    """What connections with caps carried since the day `first`, and what they would have carried without caps.
 
-    In bytes of payload on networks with a cap, with 95 % confidence.
+    The latter is estimated from the control group. All are bytes of payload on networks with a cap; `low` and `high`
+    bound what was `saved` with 95 % confidence.
     """
     sums = DaySums()
     for day, of_day in by_day.items():
@@ -88,7 +89,7 @@ def waiting(
 ) -> Json:
     """How long data of clients waited in each of the last 24 hours, `now` being in seconds since the epoch.
 
-    `of_clients` are the milliseconds of the last hour, by the name of an account of the history. Devices that are no
+    `of_clients` has the milliseconds in the last hour, by the name of an account of the history. Devices that are no
     longer configured are left out: they have no address.
     """
     known = {hour.start: hour._asdict() for hour in hours}
@@ -105,7 +106,7 @@ def waiting(
 
 
 def _client(name: str, networks: Iterable[AccessNetwork]) -> dict[str, Json] | None:
-    """The client that an account is of: a device has its first address. None: it is a device that is gone."""
+    """The client of an account, with its first address; None: a device that is no longer configured."""
     named = (network.devices.by_name[name] for network in networks if name in network.devices.by_name)
     device = next(named, None)
     if device is not None:

@@ -1,4 +1,4 @@
-"""The answer to `explain`: what a client has on each access network, and which rules have made its rates."""
+"""The answer to `explain`: the rates of a client on each access network, and which rules have made them."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def explain(
     proxies: Proxies = ONE_PROXY,
     uses: UsesOf = lambda _network, _client: (),
 ) -> Json:
-    """What a client has on `network`; None: on each network that it uses, or has an address in.
+    """The rates of a client on `network`; None: on each network that it uses, or has an address in.
 
-    `client` is one of its addresses, or the name of its device; `uses` gives the budgets in which a client of a network
-    has a part. Raises UserError if there is no such network, or if the client has no address in it.
+    `client` is one of its addresses, or the name of its device. `uses` gives the budgets that count what a client
+    carries on a network. Raises UserError if there is no such network, or if the client has no address in it.
     """
     snapshot = view.snapshot
     locators = Locators(snapshot.networks, proxies)
@@ -105,11 +105,11 @@ def _decisions_by_network(snapshot: Snapshot, asked: _Asked, locators: Locators)
 def _of_network(view: View, network: AccessNetwork, asked: _Asked, decisions: Iterable[Decision], uses: UsesOf) -> Json:
     addresses = {network.client(decision.subflow.ends.client.address) for decision in decisions}
     own = asked.first(network)
-    # Rates of its own are those of an address.
+    # A client's own rates are those of one of its addresses.
     first = own if own is not None and (own in addresses or not addresses) else min(addresses, key=int)
     terms = view.snapshot.terms
     if (network.name, first) not in terms.by_client:
-        # An overflow or a lease is that of all addresses of the client.
+        # An overflow or a lease is for all addresses of the client together.
         joined = (d.client for d in decisions if d.network == network.name and d.client is not None)
         first = next((each for each in joined if terms.is_of_all_addresses((network.name, each))), first)
     made = steps(rule_input(network, first, view.now.monotonic, view.snapshot.facts))
@@ -156,6 +156,6 @@ def _rate_and_burst(rate: Rate | None) -> Json:
 
 
 def _steps(view: View, made: Iterable[Terms], kind: RateKind) -> list[Json]:
-    """What each rule has made of a rate, the configured one first; without the rules that left it as it was."""
+    """The configured rate, and the rate after each rule that has changed it."""
     by_rule = {term.rule: term for term in (terms.get(kind, UNLIMITED) for terms in made)}
     return [describe_term(term, view.now) for term in by_rule.values()]

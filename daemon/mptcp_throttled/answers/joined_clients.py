@@ -1,8 +1,8 @@
-"""Clients over all access networks: which connections are of one client, by its device or by the paths they share.
+"""Clients over all access networks: joins the connections of one client, by its device or by addresses they share.
 
-A connection belongs to the client with its address on the most preferred network that it uses. Beside that address it
-shows others, on other networks. A connection on one network alone belongs to the client that this address is known to
-be of, if that is one: many clients may share an address behind a translator.
+A connection with several paths shows that its addresses belong to one client. That client is known by its address on
+the most preferred of these networks. A connection on one network only belongs to the client of its address, if exactly
+one client is known to have that address: behind address translation many clients may share it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Connection(NamedTuple):
 
 
 class Owner:
-    """What has these connections: a device, or an address, of which `name` is the name or the text.
+    """A device or an address, with its connections. `name` is the device's name, or the address as text.
 
-    It is, alone or with others, a `client`.
+    Alone, or together with other owners, it is a `client`.
     """
 
     __slots__ = ("_text", "client", "connections", "device", "name")
@@ -58,7 +58,7 @@ class Owner:
 
     @property
     def text(self) -> str:
-        """Its name and all its addresses, to be searched, in lower case."""
+        """The text to search: its name in lower case and all its addresses."""
         if self._text is None:
             addresses = {
                 each.subflow.ends.client.address for known in self.connections.values() for each in known.decisions
@@ -85,22 +85,22 @@ class JoinedClient:
 
     @property
     def connections(self) -> int:
-        """How many it has."""
+        """The number of its connections."""
         return sum(len(owner.connections) for owner in self.owners)
 
     @property
     def subflows(self) -> int:
-        """How many it has."""
+        """The number of its subflows."""
         return sum(len(known.decisions) for owner in self.owners for known in owner.connections.values())
 
     def decisions(self) -> Iterator[Decision]:
-        """Those for its subflows."""
+        """The decisions for its subflows."""
         for owner in self.owners:
             for known in owner.connections.values():
                 yield from known.decisions
 
     def paths(self) -> Iterator[Path]:
-        """Those of its subflows, in the same order."""
+        """The paths of its subflows, in the order of `decisions`."""
         for owner in self.owners:
             for known in owner.connections.values():
                 yield from known.paths
@@ -137,7 +137,7 @@ class JoinedClients:
         self._join()
 
     def find(self, name: str) -> JoinedClient | None:
-        """The client with this device or this address, as the first of its prefix; None: unknown, or of several."""
+        """The client with this device, or with this first address of a prefix; None: it is unknown, or of several."""
         owner = self._owner_of(name) or self._by_name.get(name)
         return None if owner is None else owner.client
 
@@ -180,7 +180,10 @@ class JoinedClients:
         return Path(network.preference, network.name, str(network.client(address)))
 
     def _count(self, paths: Iterable[Path], owner: Owner, number: int) -> None:
-        """Note, or forget, the paths of a connection, and if it has several addresses, that they are the owner's."""
+        """Count the paths of a connection, or with `number` -1 no longer.
+
+        If it has several paths, or its owner is a device, it shows that their addresses are the owner's.
+        """
         different = set(paths)
         for path in different:
             before, now = self._paths[path], self._paths[path] + number
@@ -204,14 +207,14 @@ class JoinedClients:
             del self._shown_by[address]
 
     def _owner_of(self, address: str) -> Owner | None:
-        """The one owner that an address is known to be of."""
+        """The owner that an address is known to belong to; None: it is unknown, or there are several."""
         names = self._shown_by.get(address)
         return self._by_name[next(iter(names))] if names is not None and len(names) == 1 else None
 
     def _join(self) -> None:
-        """Let each owner that has been touched be the client that it is of, or one of its own.
+        """Join each changed owner to the client that its address belongs to, or make it a client of its own.
 
-        An owner that others join has its own address in a connection with several: it joins no other.
+        An owner that others join is known by its own connections with several paths, and joins no other.
         """
         touched = [self._by_name[name] for name in self._touched if name in self._by_name]
         self._touched.clear()
@@ -225,7 +228,7 @@ class JoinedClients:
                 first.client.owners.append(owner)
 
     def _leave(self, owner: Owner) -> None:
-        """Make it a client of its own, if it is one with another."""
+        """Make an owner a client of its own, if it was joined to another."""
         if owner.client.owners[0] is not owner:
             owner.client.owners.remove(owner)
             owner.client = self.by_name[owner.name] = JoinedClient([owner])

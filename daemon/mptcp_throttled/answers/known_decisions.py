@@ -1,4 +1,4 @@
-"""The decisions that an index of a snapshot has taken in, and what differs in the next snapshot."""
+"""The decisions that an index of a snapshot contains, and the difference to the next snapshot."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _NOTHING: Final[tuple[Decision, ...]] = ()
 
 
 class Difference(NamedTuple):
-    """Of connections: the decisions that hold no longer, and those that hold now.
+    """By connection, the `outdated` decisions, and those that have `changed` or are new.
 
-    To be removed first: a new subflow may have the address and port that a subflow of another connection had.
-    If `networks_changed`, the addresses that are one client may have, too: nothing is known of before.
+    Remove the outdated ones first: a new subflow may have the address and port of an outdated one of another connection.
+    If `networks_changed`, so may have which addresses are one client: then all decisions are in `changed`, and none in
+    `outdated`, as the index must be emptied.
     """
 
     networks_changed: bool
@@ -26,10 +27,7 @@ class Difference(NamedTuple):
 
 
 class KnownDecisions:
-    """Those of the latest `snapshot`, by connection; `networks` are its access networks, by name.
-
-    The time of `take` depends on how much has changed.
-    """
+    """The decisions of the latest `snapshot`, by connection; `networks` are its access networks, by name."""
 
     def __init__(self) -> None:
         self.networks: dict[str | None, AccessNetwork] = {}
@@ -37,7 +35,7 @@ class KnownDecisions:
         self._known: dict[Token, tuple[Decision, ...]] = {}
 
     def take(self, snapshot: Snapshot) -> Difference | None:
-        """Know those of this snapshot from now on; None: nothing differs."""
+        """Take the decisions of another snapshot; the difference, None: there is none."""
         before, self.snapshot = self.snapshot, snapshot
         decisions, networks_changed = snapshot.decisions, snapshot.networks is not before.networks
         if networks_changed:

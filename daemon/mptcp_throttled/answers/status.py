@@ -32,7 +32,7 @@ _ONE_PATH_SECONDS: Final = 30.0
 
 
 def status(view: View, counts: SubflowCounts, interfaces: tuple[str, ...], config: Json, policy: Json = None) -> Json:
-    """The answer to `status`; `config` and `policy` are the parts about these, `counts` are those of the snapshot."""
+    """The answer to `status`; `config` and `policy` are its parts about these, `counts` are those of the snapshot."""
     snapshot, kinds = view.snapshot, counts.kinds
     return {
         "daemon": {
@@ -243,7 +243,7 @@ def history(account: Account, resolution: int, periods: Iterable[HistoryRow]) ->
 
 
 def _not_enforced(view: View) -> list[str]:
-    """A line per subflow, of thousands the first only."""
+    """A line per subflow, and one for all beyond the first `_MAX_LINES`."""
     differing = view.enforcement.not_enforced
     lines = [
         f"client {named(str(ends.client), view.snapshot.device_of(ends))}: {why}"
@@ -272,14 +272,17 @@ def connections(view: View) -> Json:
 
 
 def _one_path_since(token: Token, view: View) -> float | None:
-    """Since when, in seconds since the epoch; None also while that may be a change of networks."""
+    """Since when a connection has one path only, in seconds since the epoch; None: it has not.
+
+    None, too, for the first `_ONE_PATH_SECONDS`, in which the client may be changing its network.
+    """
     since = view.snapshot.one_path_since.get(token)
     return None if since is None or view.now.monotonic - since < _ONE_PATH_SECONDS else view.now.in_epoch(since)
 
 
 def describe_subflow(decision: Decision, view: View) -> Json:
-    """A subflow in the answer to `connections`, with what it carries, in bits of payload per second; its RTT, null if
-    not observed yet; and why its rate is not enforced."""
+    """A subflow in the answer to `connections`: with what it carries, in bits of payload per second, with its RTT, null
+    if that is not observed yet, and with why its rate is not enforced."""
     snapshot, enforcement, ends = view.snapshot, view.enforcement, decision.subflow.ends
     throttled = snapshot.throttled.get(ends)
     latency = None if throttled is None else throttled.latency
@@ -329,7 +332,7 @@ def describe_term(term: Term, now: Now) -> dict[str, Json]:
 
 
 def direction_status(direction: Direction, decision: Decision, view: View) -> dict[str, Json]:
-    """What a subflow has in a direction: a rate with its rule, reason and end, and why that is not enforced."""
+    """The rate of a subflow in a direction, with its rule, reason and end, and why it is not enforced."""
     snapshot, ends = view.snapshot, decision.subflow.ends
     throttle = snapshot.throttle(direction, ends)
     term = None if throttle is None else snapshot.terms.term(throttle.share)

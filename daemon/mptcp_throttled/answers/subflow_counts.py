@@ -1,4 +1,4 @@
-"""Subflows by access network, by state and by rate kind, counted again only when something has changed."""
+"""Counts subflows by access network, by state and by kind of rate, only when something has changed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ UPLINK_STATES: Final = ("free", *_THROTTLED_UPLINKS)
 
 @dataclass(frozen=True, slots=True)
 class SubflowCounts:
-    """Subflows by network and state, in both directions; by rate kind; the sick ones by network and what makes them so;
-    and connections, `single` or `multi`."""
+    """Numbers of subflows: by network and state, in each direction; by kind of rate; sick ones by network and ailment.
+
+    `connections` has the numbers of connections with a `single` subflow and with several (`multi`).
+    """
 
     downlinks: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     uplinks: Counter[tuple[str | None, str]] = field(default_factory=Counter)
@@ -32,7 +34,7 @@ class SubflowCounts:
         throttled, uplinks, policed = snapshot.throttled, snapshot.uplinks, snapshot.policed
         kinds = Counter(subflow.throttle.share.kind for subflow in throttled.values())
         kinds.update(throttle.share.kind for throttle in uplinks.values())
-        # With thousands of subflows a count of each of them by itself takes several times as long.
+        # With thousands of subflows, to count each one in a Counter takes several times as long.
         by_state: defaultdict[str | None, list[int]] = defaultdict(lambda: [0] * len(STATES))
         counts = cls(kinds=kinds)
         several = 0

@@ -1,4 +1,4 @@
-"""What answers are made of."""
+"""The state of the daemon from which answers are made."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mptcp_throttled.vocabulary.snapshot import Snapshot
 class View(NamedTuple):
     """The snapshot of the last step, and what was observed last; `accounts` are those of the networks, by name.
 
-    `groups` are None without a control group, `by_day` is what they were on each day. `budget_problem` keeps periods of
-    budgets from beginning. `fleet` and `leases` are None for a proxy alone.
+    `groups` is None without a control group; `by_day` has the sums of both groups on each day. `budget_problem` is why
+    no period of a budget begins; None: none is due. `fleet` and `leases` are None for a proxy without a fleet.
     """
 
     snapshot: Snapshot

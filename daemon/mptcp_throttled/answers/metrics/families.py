@@ -36,10 +36,10 @@ _NO_NETWORK: Final = "none"
 
 
 class MetricFamilies(Collector):
-    """A collector of prometheus_client: `collect` may be called in any thread, by one at a time.
+    """A collector of prometheus_client: `collect` may be called in any thread, but in one at a time.
 
-    `sniffer_status` is the sniffer's `status`, and raises RpcError; `top_clients` gives the sums of clients, `budgets`
-    what is used of budgets.
+    `sniffer_status` gives the sniffer's `status`, and raises RpcError. `budgets` gives the totals of budgets,
+    `top_clients` the sums of the busiest clients; None: clients have no metrics.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class MetricFamilies(Collector):
         self._counted = CountedSubflows()
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """All metrics."""
         view = self._view()
         snapshot = view.snapshot
         yield from _service_families(snapshot, self._config)
@@ -192,7 +192,7 @@ def _traffic_families(names: Sequence[str], accounts: Mapping[str, NetworkAccoun
 
 
 class _BudgetSums(NamedTuple):
-    """Budgets with the same labels together: that of a network or its clients, or those of all devices."""
+    """The sums over budgets with the same labels: that of a network or its clients, or those of all devices."""
 
     amount: int = 0
     used: int = 0

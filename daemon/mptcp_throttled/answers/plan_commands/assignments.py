@@ -19,13 +19,13 @@ _T = TypeVar("_T")
 
 
 class _Commands(NamedTuple):
-    """Those of a classifier: before the assignments of an IP version, for each of them, and to remove all."""
+    """The commands of a classifier: before the assignments of an IP version, for each of them, and to remove all."""
 
     begin: Callable[[int, int], Sequence[str]]
-    """Of an IP version, and the priority of chains of `nft`."""
+    """Arguments: an IP version, and the priority of chains of `nft`."""
 
     add: Callable[[FourTuple, int, int], str]
-    """Of a subflow, its class minor, and the mask of fwmarks."""
+    """Arguments: a subflow, its class minor, and the mask of fwmarks. Those of `remove` are the same."""
 
     remove: Callable[[FourTuple, int, int], str]
     end: Callable[[int], Sequence[str]]

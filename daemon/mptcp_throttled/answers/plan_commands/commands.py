@@ -1,6 +1,6 @@
 """Operations as the commands that an operator would type for the same effect.
 
-tc and the commands of the classifier; with Open vSwitch, its own for both.
+These are `tc` and the commands of the classifier, or with Open vSwitch its own commands.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ def as_commands(
     classifier: str,
     priority: int = BEFORE_NAT,
 ) -> Iterator[str]:
-    """The commands of one operation, in order; `classifier` is `socket`, `nft`, `rules` or `ovs`.
+    """The commands of one operation, in order; what no command can do is a comment.
 
-    `priority` is that of chains of `nft`.
-    What no command can do is a comment.
+    `classifier` is `socket`, `nft`, `rules` or `ovs`; `priority` is that of chains of `nft`.
     """
     match operation:
         case op.ChangePaces(add, remove):
