@@ -16,9 +16,8 @@ _NOTHING: Final[tuple[Decision, ...]] = ()
 class Difference(NamedTuple):
     """By connection, the `outdated` decisions, and those that have `changed` or are new.
 
-    Remove the outdated ones first: a new subflow may have the address and port of an outdated one of another connection.
-    If `networks_changed`, so may have which addresses are one client: then all decisions are in `changed`, and none in
-    `outdated`, as the index must be emptied.
+    Remove the outdated ones first: a new subflow may have the address and port that an ended one of another connection
+    had. If `networks_changed`, empty the index instead: then `changed` has all decisions.
     """
 
     networks_changed: bool
