@@ -30,7 +30,7 @@ class ModelLedger:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def carry(self, client: str, amount: int, seconds: float = 100.0) -> None:
-        """A client carries so many bytes, and is so many seconds from a stage."""
+        """A client carries `amount` bytes, and reaches its next stage in `seconds`."""
         subject = ip_address(client)
         with self.lock:
             before = self.totals.get(subject)

@@ -45,7 +45,7 @@ def applied(stages: int, budget: Budget = BUDGET) -> Spent:
     return {"ethernet": {CLIENT: (Reached(budget, stages, None),)}}
 
 
-def test_only_who_comes_near_to_a_stage_is_counted_in_the_kernel() -> None:
+def test_only_subjects_near_to_a_stage_are_counted_in_the_kernel() -> None:
     book = ledger(BUDGET)
     carry(book, 200_000_000, seconds=60)
     assert book.stages_ahead({}, NOON) == []
@@ -53,7 +53,7 @@ def test_only_who_comes_near_to_a_stage_is_counted_in_the_kernel() -> None:
     assert book.stages_ahead({}, NOON) == [StageAhead("ethernet", CLIENT, BUDGET, 0, 200_000_000)]
 
 
-def test_who_was_near_before_a_restart_is_counted_before_any_look() -> None:
+def test_subject_near_to_a_stage_at_a_restart_is_counted_at_once() -> None:
     before = ledger(BUDGET)
     carry(before, 400_000_000)
     written = before.changes()
@@ -63,7 +63,7 @@ def test_who_was_near_before_a_restart_is_counted_before_any_look() -> None:
     assert after.stages_ahead({}, NOON) == [StageAhead("ethernet", CLIENT, BUDGET, 0, 100_000_000)]
 
 
-def test_reload_changes_nothing_about_who_is_counted() -> None:
+def test_reload_leaves_the_same_subjects_counted() -> None:
     book = ledger(BUDGET)
     for number in range(2 * MAX_ALLOWANCES):
         carry(book, 400_000_000, ip_address("10.1.1.0") + number)
@@ -76,7 +76,7 @@ def test_reload_changes_nothing_about_who_is_counted() -> None:
     assert CLIENT in {ahead.subject for ahead in book.stages_ahead({}, NOON)}
 
 
-def test_who_loses_added_volume_is_counted() -> None:
+def test_subject_whose_addition_ends_near_to_a_stage_is_counted() -> None:
     book = ledger(BUDGET)
     carry(book, 490_000_000)
     (key,) = book.matching("ethernet", CLIENT, Choice())
@@ -86,14 +86,14 @@ def test_who_loses_added_volume_is_counted() -> None:
     assert [ahead.left for ahead in book.stages_ahead({}, NOON + 61)] == [10_000_000]
 
 
-def test_who_is_near_by_the_carriers_bill_is_counted_at_once() -> None:
+def test_use_set_by_hand_near_to_a_stage_is_counted_at_once() -> None:
     book = ledger(BUDGET)
     (key,) = book.matching("ethernet", CLIENT, Choice())
     book.set_used(key, CLIENT, 499_000_000, NOON)
     assert book.stages_ahead({}, NOON) == [StageAhead("ethernet", CLIENT, BUDGET, 0, 1_000_000)]
 
 
-def test_who_is_fast_comes_near_early() -> None:
+def test_fast_subject_is_near_to_a_stage_earlier() -> None:
     book = ledger(replace(BUDGET, amount=10 * GIGABYTE))
     carry(book, 1_500_000_000, seconds=1)
     assert [ahead.left for ahead in book.stages_ahead({}, NOON)] == [3_500_000_000]
@@ -184,8 +184,8 @@ def test_client_that_a_reload_has_moved_elsewhere_uses_no_allowance() -> None:
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**5), st.floats(0, 1)), min_size=1, max_size=20),
     st.integers(0, 10**9),
 )
-def test_looks_only_sharpen_where_a_stage_begins(looks: list[tuple[int, int, float]], true_end: int) -> None:
-    """Each look is at a count, takes so many bytes, and sees what was left at some moment in between."""
+def test_observations_only_narrow_down_where_a_stage_begins(looks: list[tuple[int, int, float]], true_end: int) -> None:
+    """Each observation begins at a count, during which more bytes are carried, and sees what is left at some moment."""
     known, count, worst = None, 0, None
     for advance, during, moment in looks:
         count += advance
@@ -198,7 +198,7 @@ def test_looks_only_sharpen_where_a_stage_begins(looks: list[tuple[int, int, flo
         worst = error
 
 
-def test_end_is_found_again_once_the_programs_have_counted_through_a_look() -> None:
+def test_end_of_a_stage_is_corrected_by_counts_around_an_observation() -> None:
     armed = _Armed(number=1, arming=1)
     armed.look("stage", left=1000, before=None, after=None, present=500)
     assert armed.end == 1500
@@ -209,6 +209,6 @@ def test_end_is_found_again_once_the_programs_have_counted_through_a_look() -> N
     assert armed.end == 1190
 
 
-def test_first_look_gives_no_byte_twice() -> None:
+def test_first_observation_counts_no_byte_twice() -> None:
     assert end_of_stage(None, left=500, before=1000, after=1400) == 1500
     assert end_of_stage(None, left=-500, before=100, after=100) == -400

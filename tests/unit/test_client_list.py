@@ -122,7 +122,7 @@ def test_answer_is_small_however_many_connections_there_are(tmp_path: Path) -> N
         ({"rule": "none"}, f"rule: 'none': allowed: {RULES}"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(snapshot: Snapshot, how: dict[str, Json], allowed: str) -> None:
+def test_bad_argument_is_refused_with_what_is_allowed(snapshot: Snapshot, how: dict[str, Json], allowed: str) -> None:
     with pytest.raises(UserError) as refused:
         asked(snapshot, **how)
     assert str(refused.value).startswith(allowed)

@@ -25,7 +25,7 @@ MB: Final = 1_000_000
 
 
 def day(capped: list[int], control: list[int]) -> DaySums:
-    """Connections with so many bytes over networks with a cap, of 10 MB each."""
+    """Connections of 10 MB each: of each, how many bytes went over networks with a cap."""
     sums = DaySums()
     for is_control, group in ((False, capped), (True, control)):
         for with_cap in group:
@@ -49,7 +49,7 @@ def test_days_of_a_period_are_added_up_and_earlier_ones_are_not() -> None:
     assert (since[28]["carried"], since[28]["saved"], since[28]["fraction"]) == (20 * MB, None, None)
 
 
-def test_caps_that_save_nothing_are_not_said_to() -> None:
+def test_caps_that_save_nothing_are_shown_with_no_saving() -> None:
     found = saved_since({"2026-11-28": day([2 * MB, 0] * 30, [0, 2 * MB] * 30)}, date(2026, 11, 28))
     assert found["saved"] == 0
     assert found["low"] < 0 < found["high"]

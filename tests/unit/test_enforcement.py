@@ -124,7 +124,7 @@ def test_difference_that_lasts_is_reported(
     assert enforcement.not_enforced == {CAPPED: why}
 
 
-def test_kernel_that_throttles_whom_the_daemon_does_not_is_reported(snapshot: Snapshot) -> None:
+def test_free_subflow_that_the_kernel_throttles_is_reported(snapshot: Snapshot) -> None:
     free = replace(snapshot, applied=kernel_plan({}))
     assert observe(free, {CAPPED: 100_000}).not_enforced == {CAPPED: "its socket has a class, but no rate applies"}
     assert observe(free, {CAPPED: 100_000}, minor=0).not_enforced == {
@@ -151,7 +151,7 @@ def test_difference_seen_once_is_not_reported_if_observations_are_rare(snapshot:
     assert enforcement.not_enforced == {}
 
 
-def test_sockets_that_are_no_subflows_of_the_table_do_not_matter(snapshot: Snapshot) -> None:
+def test_sockets_of_no_known_subflow_are_not_reported(snapshot: Snapshot) -> None:
     enforcement = Enforcement()
     for second in range(6):
         sockets = {STRANGER: state(9, PACE, 100_000 * second)}

@@ -103,13 +103,13 @@ def test_fields_are_those_that_are_described() -> None:
     assert Event(EventKind.PAUSED, "text").fields == EventKind.PAUSED.fields
 
 
-def test_many_events_of_one_moment_are_one_that_says_how_many() -> None:
+def test_many_alike_events_of_one_moment_are_one_with_their_number() -> None:
     few = [Event(EventKind.CAP_BEGAN, str(number), "lte") for number in range(MOST_ALIKE)]
     others = [Event(EventKind.CAP_ENDED, str(number), "lte") for number in range(3000)]
     assert coalesced([*few, *others]) == [*few, replace(others[0], text="0; and 2999 more", more_events=2999)]
 
 
-def test_end_is_said_with_its_date_if_that_is_another_day() -> None:
+def test_end_on_another_day_is_shown_with_its_date() -> None:
     now = datetime(2026, 11, 28, 12, 0, tzinfo=BERLIN).timestamp()
     assert until_text(now + 3600, now, BERLIN) == ", until 13:00"
     assert until_text(now + 5 * 86400, now, BERLIN) == ", until 2026-12-03 12:00"
@@ -187,7 +187,7 @@ def test_reader_with_a_strange_patience_does_not_wait(seconds: float) -> None:
     assert events.after(events.after(None, 0, 0)["instance"], 0, seconds)["events"] == []
 
 
-def test_said_events_are_logged_with_their_fields_and_kept_ones_are_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_events_are_logged_with_their_fields_unless_only_kept(caplog: pytest.LogCaptureFixture) -> None:
     events = event_log()
     events.keep(Event(EventKind.CAP_BEGAN, "kept"))
     event = Event(EventKind.PAUSED, "said", rule="by hand")
@@ -201,7 +201,7 @@ def test_said_events_are_logged_with_their_fields_and_kept_ones_are_not(caplog: 
 # What a step says
 
 
-def test_windows_are_said_although_a_rate_by_hand_hides_them(tmp_path: Path) -> None:
+def test_window_has_its_event_although_a_rate_by_hand_hides_it(tmp_path: Path) -> None:
     scheduled = replace(ETHERNET, schedule=(NIGHT, MORNING))
     world = World(tmp_path, (WIFI, scheduled))
     world.running.config = replace(world.running.config, time_zone=BERLIN)
@@ -225,7 +225,7 @@ def test_windows_are_said_although_a_rate_by_hand_hides_them(tmp_path: Path) -> 
     ]
 
 
-def test_window_that_holds_at_the_start_is_not_said(tmp_path: Path) -> None:
+def test_window_that_holds_at_the_start_has_no_event(tmp_path: Path) -> None:
     always = replace(ETHERNET, schedule=(Window(When.parse("00:00-24:00"), {RateKind.CAP: FAST}),))
     world = World(tmp_path, (WIFI, always))
     reader = Reader(world)
@@ -236,7 +236,7 @@ def test_window_that_holds_at_the_start_is_not_said(tmp_path: Path) -> None:
     assert reader.texts() == ["ethernet: window 00:00-24:00 ended"]
 
 
-def test_rates_by_hand_are_said_with_their_end_and_why_they_have_ended(world: World) -> None:
+def test_event_of_a_rate_by_hand_has_its_end_or_why_it_has_ended(world: World) -> None:
     reader = Reader(world)
     world.operator.set(
         replace(cap("ethernet", FAST, world.clock.now + 60), client=subflow("10.1.0.9").ends.client.address)
@@ -262,7 +262,7 @@ def test_rate_by_hand_in_place_of_another_is_not_the_end_of_that(world: World) -
     assert reader.texts() == ["ethernet: cap unlimited by hand, until reset"]
 
 
-def test_pause_is_said_when_it_begins_and_ends(world: World) -> None:
+def test_pause_has_an_event_when_it_begins_and_when_it_ends(world: World) -> None:
     reader = Reader(world)
     world.operator.pause(Pause(world.clock.now + 10))
     world.step()
@@ -285,7 +285,7 @@ def test_pause_that_goes_on_at_a_start_has_an_end() -> None:
     assert (event.kind, event.until) == (EventKind.PAUSED, 1060.0)
 
 
-def test_reload_is_said_with_its_changes_or_why_it_was_refused(world: World) -> None:
+def test_event_of_a_reload_has_its_changes_or_why_it_was_refused(world: World) -> None:
     reader = Reader(world)
     faster = replace(world.running.config, networks=(WIFI, ETHERNET.with_rates({RateKind.CAP: FAST})))
     for loaded in (faster, faster, ConfigError([f"problem {number}" for number in range(7)])):
@@ -305,7 +305,7 @@ def test_override_that_a_reload_drops_has_ended(world: World) -> None:
     assert reader.texts()[1:] == ["override of ethernet cap dropped"]
 
 
-def test_cap_is_said_when_a_client_has_its_first_and_no_more(world: World) -> None:
+def test_cap_events_are_of_the_first_and_the_last_cap_of_a_client(world: World) -> None:
     reader = Reader(world)
     two = connection(1, subflow("10.1.0.1"), subflow("10.1.0.1", 2), subflow("10.2.0.1"))
     world.step(two)
@@ -329,7 +329,7 @@ def test_other_rate_of_a_cap_is_no_other_cap_and_wakes_nobody(world: World) -> N
     assert world.loop._step_events.next_deadline == math.inf
 
 
-def test_caps_that_come_and_go_are_compared_with_what_was_said(world: World) -> None:
+def test_caps_that_come_and_go_are_compared_with_the_last_report(world: World) -> None:
     reader = Reader(world)
     world.step(client(1))
     assert len(reader.new()) == 1
@@ -388,7 +388,7 @@ def test_sniffer_that_does_not_answer_is_an_error_until_it_does(world: World) ->
     ]
 
 
-def test_error_that_comes_and_goes_is_said_every_few_seconds(world: World) -> None:
+def test_error_that_comes_and_goes_is_reported_every_few_seconds(world: World) -> None:
     reader = Reader(world)
     for _ in range(100):
         world.lose_sniffer()
@@ -398,7 +398,7 @@ def test_error_that_comes_and_goes_is_said_every_few_seconds(world: World) -> No
     assert reader.texts() == ["resolved: the sniffer answers"]
 
 
-def test_errors_of_the_kernel_are_said(world: World) -> None:
+def test_errors_of_the_kernel_have_events(world: World) -> None:
     reader = Reader(world)
     world.kernel.refuse = (AddClass,)
     world.step(client(1))
@@ -406,7 +406,7 @@ def test_errors_of_the_kernel_are_said(world: World) -> None:
     assert world.loop.snapshot.errors == (began,)
 
 
-def test_first_rate_that_is_not_enforced_is_said_and_the_end_of_the_last() -> None:
+def test_not_enforced_rates_have_one_event_until_all_are_enforced() -> None:
     why = {capped(1): "its socket is not paced", capped(2): "its socket is not paced"}
     began = enforcement_event({}, why, Snapshot())
     assert began is not None
@@ -443,7 +443,7 @@ def test_lines_of_the_log_about_caps_have_the_fields(world: World, caplog: pytes
     ]
 
 
-def test_changes_forget_what_was_never_said() -> None:
+def test_changes_forget_what_was_never_reported() -> None:
     changes: Changes[int, str] = Changes()
     changes.note(1, "first")
     assert changes.take(0.0) == ({1: "first"}, {})

@@ -25,17 +25,17 @@ BUDGET: Final = Budget(
 
 
 def use(used: int, days: float, recent_rate: float | None = None) -> BudgetUse:
-    """What is used so many days after a period of 30 days has begun."""
+    """What is used `days` after a period of 30 days has begun."""
     left = max(BUDGET.amount - used, 0)
     period = Period(0.0, 30 * DAY)
     return BudgetUse("lte", BUDGET, period, None, days * DAY, Use(used), (), left, 0, recent_rate)
 
 
-def test_use_of_the_period_goes_on() -> None:
+def test_forecast_goes_on_at_the_rate_of_the_period() -> None:
     assert forecast(use(20_000, days=10)) == Forecast(15 * DAY, 15 * DAY, 15 * DAY)
 
 
-def test_recent_use_is_the_other_bound() -> None:
+def test_recent_rate_is_the_other_bound_of_a_forecast() -> None:
     # 2000 bytes a day until now, and lately 500: 1250 a day in the middle.
     foreseen = forecast(use(20_000, days=10, recent_rate=500 / DAY))
     assert foreseen is not None
@@ -76,7 +76,7 @@ def test_recent_rate_forgets_what_is_long_ago() -> None:
     assert later < 0.01
 
 
-def test_old_use_of_one_who_has_gone_is_forgotten() -> None:
+def test_recent_use_of_a_subject_that_has_gone_is_forgotten() -> None:
     recent = RecentUse(Every.DAY, 0.0)
     gone, present = ip_address("10.1.0.2"), ip_address("10.1.0.3")
     recent.add(gone, 10**9, 0.0)

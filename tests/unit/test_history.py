@@ -317,7 +317,7 @@ def test_budgets_in_damaged_pages_are_unknown_until_these_are_set_aside(path: Pa
     assert damaged.renewals == 1
 
 
-def test_history_of_a_client_on_one_network() -> None:
+def test_path_of_a_client_is_its_history_on_one_network() -> None:
     bus = NamedClient("bus-14", (ip_network("10.2.0.9/32"),))
     networks = (replace(WIFI, devices=Devices((bus,))), ETHERNET)
     asked = partial(requested_path, networks=networks, proxies=ONE_PROXY)
@@ -353,7 +353,7 @@ def test_clients_whose_data_waited_have_their_milliseconds(path: Path) -> None:
     assert history.held_back_by_client(NOON + 600) == {"10.1.0.1": 38}
 
 
-def test_hours_have_what_ninety_nine_of_a_hundred_clients_waited_at_most(path: Path) -> None:
+def test_hours_have_the_99th_percentile_of_waiting(path: Path) -> None:
     history = History(path, "boot")
     for number in range(200):
         waited = {0: 70, 1: 50, 2: 60}.get(number, 0)
@@ -397,7 +397,7 @@ def test_sums_of_days_are_written_again_when_they_have_changed(path: Path) -> No
     assert other.days() == {"2026-11-28": SUMS.with_all_of(SUMS).with_all_of(SUMS)}
 
 
-def test_sums_of_a_day_that_are_none_are_forgotten(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_sums_of_a_day_that_cannot_be_decoded_are_left_out(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     history = History(path, "boot")
     history.keep_days({"2026-11-27": SUMS, "2026-11-28": SUMS})
     history.flush(NOON, 0, {})

@@ -393,7 +393,7 @@ def test_budgets_that_could_not_be_read_are_added_once_they_can() -> None:
     assert (book.used(), book.stages()) == ({ONE: 800, TWO: 5}, {ONE: 1})
 
 
-def test_rows_that_are_no_rows_of_ours_are_left_out() -> None:
+def test_rows_that_cannot_be_decoded_are_left_out() -> None:
     book = Book((network(MONTHLY),))
     book.count(to(ONE, 700), to(TWO, 5))
     book.write()
@@ -427,7 +427,7 @@ def test_first_period_by_a_wrong_clock_is_replaced_when_the_clock_is_right() -> 
     assert book.used() == {ONE: 710}
 
 
-def test_reset_and_rollover_that_begins_give_no_rest() -> None:
+def test_rest_is_not_added_after_a_reset_or_before_rollover_was_set() -> None:
     rolling = replace(MONTHLY, rollover=True)
     book = Book((network(rolling),))
     book.count(to(ONE, 1000))
@@ -444,7 +444,7 @@ def test_reset_and_rollover_that_begins_give_no_rest() -> None:
     assert book.uses()[ONE].left == 999
 
 
-def test_rest_of_a_period_long_ago_is_not_added() -> None:
+def test_rest_of_a_period_before_the_last_one_is_not_added() -> None:
     book = Book((network(replace(MONTHLY, rollover=True)),))
     book.count(to(ONE, 400))
     book.count(to(ONE, 1), after=at("2027-03-02 00:00") - book.at)
@@ -452,7 +452,7 @@ def test_rest_of_a_period_long_ago_is_not_added() -> None:
     assert book.uses()[ONE].left == 999
 
 
-def test_other_amount_that_is_used_already_is_told() -> None:
+def test_stage_that_a_changed_amount_reaches_is_reported() -> None:
     book = Book((network(MONTHLY),))
     book.count(to(ONE, 700))
     told = book.ledger.configure((WIFI, network(replace(MONTHLY, amount=700))), BERLIN, book.at)
@@ -460,7 +460,7 @@ def test_other_amount_that_is_used_already_is_told() -> None:
     assert book.stages() == {ONE: 2}
 
 
-def test_clients_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_beyond_the_bound_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "MAX_CLIENTS", 1)
     book = Book((network(MONTHLY),))
     book.count(to(ONE, 10), to(TWO, 2000), to(ip_address("10.1.0.3"), 3))

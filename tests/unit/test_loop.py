@@ -267,7 +267,7 @@ def test_refused_class_is_forgotten_when_its_share_has_lingered(refused: World) 
     assert AddClass not in map(type, refused.step(after=10 * INTERVAL))
 
 
-def test_refused_mark_frees_only_its_subflow_of_a_share(world: World) -> None:
+def test_refused_assignment_frees_only_its_subflow_of_a_share(world: World) -> None:
     shared = replace(ETHERNET, per=Per.NETWORK)
     world.running.config = replace(world.running.config, networks=(WIFI, shared))
     world.step(client(1))
@@ -311,7 +311,7 @@ class Removal:
         return isinstance(other, ChangeAssignments) and bool(other.remove)
 
 
-def test_refusal_to_remove_a_mark_frees_its_subflow_and_no_other_client(world: World) -> None:
+def test_refused_removal_of_an_assignment_frees_its_subflow_alone(world: World) -> None:
     """The freed subflow has its class in common with another one, which must not bring it back."""
     world.step(client(9), client(1), connection(2, subflow("10.1.0.1", 50000), subflow("10.2.0.1", 50000)))
     world.settle()
@@ -419,7 +419,7 @@ def test_quick_check_goes_on_beside_a_refused_class(world: World) -> None:
     assert world.kernel.throttled.keys() == {capped(1)}
 
 
-def test_whoever_undoes_it_is_answered_with_back_off(world: World) -> None:
+def test_program_that_undoes_our_work_is_answered_with_back_off(world: World) -> None:
     world.step(client(1))
     world.settle()
     repairs = 0
@@ -712,7 +712,7 @@ def test_uplink_of_a_client_out_of_reach_is_forgotten_when_it_has_ended(world: W
     assert check() == set()
 
 
-def test_rate_of_an_uplink_is_the_operators(world: World, uplinks: ModelUplinks) -> None:
+def test_rate_of_an_uplink_is_the_one_set_by_hand(world: World, uplinks: ModelUplinks) -> None:
     world.step(client(1))
     faster = Rate.parse("5mbit")
     world.operator.set(Override("ethernet", RateKind.UPLINK_CAP, faster, None))

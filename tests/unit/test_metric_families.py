@@ -135,7 +135,7 @@ def test_exchange_of_totals_is_shown_with_its_age(tmp_path: Path) -> None:
     assert [metrics.values(name)[()] for name in names] == [0, 7, 7]
 
 
-def test_proxies_are_counted_by_when_they_were_heard_of(tmp_path: Path) -> None:
+def test_proxies_are_counted_by_their_presence(tmp_path: Path) -> None:
     # As of the last exchange: that the server is away since says nothing of other proxies.
     assert Metrics(tmp_path).values("fleet_proxies") == {("reachable",): 2, ("late",): 1, ("gone",): 1}
 
@@ -175,7 +175,7 @@ def test_bytes_rtts_and_times_held_back_are_those_of_the_accounts(tmp_path: Path
     assert metrics.values("rate_bytes_per_second") == {("ethernet", "downlink", "cap"): 125_000}  # no other rate
 
 
-def test_groups_are_those_of_the_comparison(tmp_path: Path) -> None:
+def test_control_group_metrics_are_those_of_the_comparison(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path)
     assert metrics.values("ended_connections_total") == {("capped",): 1, ("control",): 1}
     assert metrics.values("ended_connections_sent_bytes_total") == {
@@ -187,7 +187,7 @@ def test_groups_are_those_of_the_comparison(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_pause_shows(tmp_path: Path, paused: bool) -> None:
+def test_paused_metric_follows_the_pause(tmp_path: Path, paused: bool) -> None:
     metrics = Metrics(tmp_path, client(1), paused=paused)
     assert metrics.values("paused") == {(): paused}
     assert metrics.values("subflows")["ethernet", "cap"] == (not paused)
@@ -212,7 +212,7 @@ def test_series_do_not_depend_on_clients_and_identify_none(tmp_path: Path) -> No
     assert not re.search(r"10\.[12]\.|40000|00000001", " ".join(" ".join(series) for series in few))
 
 
-def test_busiest_clients_are_there_for_who_asks(tmp_path: Path) -> None:
+def test_busiest_clients_have_metrics_only_if_configured(tmp_path: Path) -> None:
     assert Metrics(tmp_path).values("client_sent_bytes") == {}
     metrics = Metrics(tmp_path, clients=[ClientSums("10.1.0.1", 5, 2, 1500), ClientSums("fd00:1::/64", 3, 0, 0)])
     assert metrics.values("client_sent_bytes") == {("10.1.0.1",): 5, ("fd00:1::/64",): 3}

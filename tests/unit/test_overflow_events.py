@@ -33,7 +33,7 @@ class Told:
     now: float = 1000.0
 
     def when(self, shortfalls: dict[Address, int], after: float = PAUSE_SECONDS) -> list[Event]:
-        """After so many seconds, in a step in which paths lack this (Mb/s) of the overflow."""
+        """The events of a step with these shortfalls, in Mb/s, `after` seconds."""
         self.now += after
         facts = Facts(shortfalls={"ethernet": {client: Rate(rate * 1_000_000) for client, rate in shortfalls.items()}})
         step, self.before = self.before, Snapshot(terms=terms_of(NETWORKS, self.now, facts), facts=facts)

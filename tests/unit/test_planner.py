@@ -185,7 +185,7 @@ def test_share_without_class_gets_the_next_one_that_has_rested() -> None:
     assert planner.plan.assignments[client(6).subflows[0].ends] == 2
 
 
-def test_class_goes_to_another_share_when_the_first_that_waits_goes() -> None:
+def test_free_class_goes_to_the_next_share_if_the_first_has_ended() -> None:
     planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     play(planner, decisions, 0.0, *map(client, range(1, 8)))
     play(planner, decisions, 1.0, *map(client, range(2, 8)))
@@ -195,7 +195,7 @@ def test_class_goes_to_another_share_when_the_first_that_waits_goes() -> None:
     assert not planner.without_class
 
 
-def test_new_share_gets_the_class_of_one_that_has_gone() -> None:
+def test_new_share_gets_the_spare_class_of_one_that_has_lingered() -> None:
     planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     play(planner, decisions, 0.0, *map(client, (1, 2, 3)))
     play(planner, decisions, 1.0, *map(client, (2, 3)))
@@ -250,7 +250,7 @@ def test_adopted_plan_needs_no_operation_in_any_table_order() -> None:
     assert diff(kernel, planned(*map(client, (1, 2, 3, 4))).plan) != ()
 
 
-def test_new_share_gets_no_class_that_an_adopted_mark_names() -> None:
+def test_new_share_gets_no_class_that_an_adopted_assignment_names() -> None:
     gone, decisions = {capped(9): 2, capped(1): 3}, decision_table((WIFI, ETHERNET))
     planner = Planner()
     planner.adopt(gone)
@@ -261,7 +261,7 @@ def test_new_share_gets_no_class_that_an_adopted_mark_names() -> None:
     assert planner.plan.assignments[capped(5)] == 2
 
 
-def test_adopted_marks_count_for_the_first_plan_only() -> None:
+def test_adopted_assignments_count_for_the_first_plan_only() -> None:
     planner, decisions = Planner(), decision_table((WIFI, ETHERNET))
     planner.adopt({capped(1): 5, capped(2): 3})
     play(planner, decisions, 0.0)
@@ -275,7 +275,7 @@ def test_adopted_marks_count_for_the_first_plan_only() -> None:
     st.lists(st.integers(1, 8), unique=True),
     st.lists(st.integers(1, 8), unique=True),
 )
-def test_adopting_any_marks_gives_every_share_its_own_class(
+def test_any_adopted_assignments_give_every_share_its_own_class(
     found: dict[int, int], first: list[int], then: list[int]
 ) -> None:
     planner, decisions = Planner(), decision_table((WIFI, ETHERNET))

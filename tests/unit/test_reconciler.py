@@ -94,7 +94,7 @@ def plans(draw: st.DrawFn) -> KernelPlan:
 
 
 @given(plans(), plans())
-def test_diff_reaches_every_plan_from_every_other_without_dangling_mark(first: KernelPlan, second: KernelPlan) -> None:
+def test_diff_reaches_any_plan_without_an_assignment_to_a_missing_class(first: KernelPlan, second: KernelPlan) -> None:
     kernel = ModelKernel(KernelState(pacing=PacingState({})))
     for plan in (first, second, UNTOUCHED):
         outcome = Reconciler(kernel).full(plan)
@@ -190,7 +190,7 @@ def test_reconcile_keeps_the_caps_beside_what_is_refused(
     assert kernel.state.assignments == ({4: AssignmentState(assigned)} if assigned else {})
 
 
-def test_reconcile_does_not_pace_a_subflow_without_mark() -> None:
+def test_reconcile_does_not_pace_a_subflow_without_assignment() -> None:
     kernel = ModelKernel(KernelState(pacing=PacingState({})), MakeAssignments)
     outcome = Reconciler(kernel).full(PACED)
     assert (dict(outcome.applied.assignments), kernel.state.pacing.paces) == ({}, {})

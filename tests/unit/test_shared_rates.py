@@ -38,7 +38,7 @@ def test_client_without_a_lease_has_the_floor_of_each_rate() -> None:
     assert (term.rule, term.reason) == (RuleName.FLEET, "10mbit over 3 proxies")
 
 
-def test_client_with_a_lease_has_so_much_of_each_rate_of_the_direction() -> None:
+def test_lease_is_added_to_the_base_of_each_rate_of_its_direction() -> None:
     both = replace(SHARED, rates={**SHARED.rates, RateKind.UPLINK_CAP: Rate(1_000_000)})
     terms = terms_of([both], 0.0, Facts(shared=LEASED))
     assert terms.client_rates["ethernet", CLIENT] == {
@@ -122,7 +122,7 @@ class Watched:
     sent: int = 0
 
     def wanted(self, seconds: float, rate: float) -> float:
-        """The part of the rate that is wanted after so many seconds at a rate in bits/s."""
+        """The fraction of the rate that is wanted after `seconds` at a `rate` in bits/s."""
         wanted = 0
         for _ in range(round(seconds / INTERVAL_SECONDS)):
             self.at += INTERVAL_SECONDS

@@ -28,7 +28,7 @@ BEGAN: Final = 1_800_000_000.0
 def rows(
     seconds: float, wifi: float, ethernet: float, since: float = 0.0, **more: object
 ) -> Iterator[dict[str, object]]:
-    """What a client has carried over both networks in so many seconds, in bits per second."""
+    """The rows of a client that carries data over both networks for `seconds`; rates in bits/s."""
     for number in range(1, round(seconds * 4) + 1):
         for network, rate in (("wifi", wifi), ("ethernet", ethernet)):
             at = BEGAN + since + number / 4

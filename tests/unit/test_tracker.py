@@ -263,7 +263,7 @@ UNTRACKED: dict[str, tuple[list[Segment], str | None]] = {
 
 
 @pytest.mark.parametrize(("segments", "counter"), UNTRACKED.values(), ids=UNTRACKED)
-def test_handshake_that_opens_no_connection(wire: Wire, segments: list[Segment], counter: str | None) -> None:
+def test_bad_handshake_opens_no_connection(wire: Wire, segments: list[Segment], counter: str | None) -> None:
     wire.send(*segments)
     assert wire.table == {}
     assert counter is None or wire.tracker.counters[counter] == 1
@@ -901,7 +901,7 @@ def test_connection_has_the_port_that_accepted_it() -> None:
 
 
 @pytest.mark.parametrize("on_all_ports", [True, False])
-def test_kernel_list_older_than_a_subflow_that_the_proxy_opened(opened: Wire, on_all_ports: bool) -> None:
+def test_list_older_than_a_subflow_of_the_proxy_leaves_other_ports_listed(opened: Wire, on_all_ports: bool) -> None:
     opened.listed(ETHERNET)
     listed, read_before = {ETHERNET.ends: ListedSubflow(TOKEN, 0, backup=False)}, opened.now
     opened.now += 0.1
@@ -924,7 +924,7 @@ def test_subflows_of_another_service_do_not_ask_for_other_ports(opened: Wire) ->
     assert not opened.tracker.expects_other_ports
 
 
-def test_subflow_that_the_proxy_opens_before_the_connection_is_captured(wire: Wire) -> None:
+def test_subflow_that_the_proxy_opened_early_asks_for_other_ports_later(wire: Wire) -> None:
     wire.listed()
     assert not wire.tracker.expects_other_ports
     assert wire.event(KernelEventKind.ESTABLISHED, from_port(40001)) == []

@@ -58,7 +58,7 @@ def proxy() -> Proxy:
     return proxy
 
 
-def test_connection_that_no_list_has_is_said_within_four_seconds(proxy: Proxy) -> None:
+def test_connection_that_no_list_has_is_reported_within_four_seconds(proxy: Proxy) -> None:
     proxy.wait(1)
     assert proxy.unlisted() == ()
     proxy.wait(2)
@@ -66,7 +66,7 @@ def test_connection_that_no_list_has_is_said_within_four_seconds(proxy: Proxy) -
     assert proxy.tracker.sizes()["subflows"] == 0
 
 
-def test_unlisted_connection_is_said_until_a_later_one_is_listed(proxy: Proxy) -> None:
+def test_unlisted_connection_is_reported_until_a_later_one_is_listed(proxy: Proxy) -> None:
     proxy.wait(4)
     proxy.send(CLIENT.fin(), by_proxy=False)
     proxy.wait(60)
@@ -78,7 +78,7 @@ def test_unlisted_connection_is_said_until_a_later_one_is_listed(proxy: Proxy) -
     assert proxy.unlisted() == ()
 
 
-def test_unlisted_connection_is_said_beside_an_earlier_one_that_is_listed() -> None:
+def test_unlisted_connection_is_reported_beside_an_earlier_listed_one() -> None:
     proxy = Proxy()
     proxy.open(LATER)
     proxy.wait(3, LATER)
@@ -98,7 +98,7 @@ def test_unlisted_connection_is_said_beside_an_earlier_one_that_is_listed() -> N
         (CLIENT.synack(capable_synack()), True),  # the third ACK was dropped: the queue of the listener was full
     ],
 )
-def test_connection_that_a_segment_explains_is_not_said(
+def test_connection_that_a_segment_explains_is_not_reported(
     proxy: Proxy, segment: Segment, by_proxy: bool, is_removed_before: bool
 ) -> None:
     proxy.wait(int(is_removed_before))
@@ -107,20 +107,20 @@ def test_connection_that_a_segment_explains_is_not_said(
     assert proxy.unlisted() == ()
 
 
-def test_connection_that_a_list_has_had_is_not_said(proxy: Proxy) -> None:
+def test_connection_that_a_list_has_had_is_not_reported(proxy: Proxy) -> None:
     proxy.wait(1, CLIENT)
     proxy.wait(10)
     assert proxy.unlisted() == ()
 
 
-def test_connection_beside_a_later_one_that_is_listed_is_not_said(proxy: Proxy) -> None:
+def test_connection_beside_a_later_listed_one_is_not_reported(proxy: Proxy) -> None:
     proxy.open(LATER, b"otherkey")
     proxy.wait(10, LATER, key=b"otherkey")
     assert proxy.unlisted() == ()
 
 
 @pytest.mark.parametrize("is_removed_before", [False, True])
-def test_connection_of_which_frames_may_be_missing_is_not_said(proxy: Proxy, is_removed_before: bool) -> None:
+def test_connection_with_frames_that_may_be_missing_is_not_reported(proxy: Proxy, is_removed_before: bool) -> None:
     proxy.wait(int(is_removed_before))
     proxy.tracker.unlisted.distrust(proxy.now)
     proxy.wait(10)
@@ -130,7 +130,7 @@ def test_connection_of_which_frames_may_be_missing_is_not_said(proxy: Proxy, is_
     assert proxy.unlisted() == (ENDPOINT,)
 
 
-def test_handshake_that_is_not_proved_is_not_said() -> None:
+def test_handshake_that_is_not_proved_is_not_reported() -> None:
     proxy = Proxy(Trust.TOKEN)
     proxy.send(CLIENT.syn(capable_syn()), by_proxy=False)
     proxy.send(CLIENT.synack(capable_synack()), by_proxy=True)
@@ -138,7 +138,7 @@ def test_handshake_that_is_not_proved_is_not_said() -> None:
     assert proxy.unlisted() == ()
 
 
-def test_many_short_connections_are_not_said() -> None:
+def test_many_short_connections_are_not_reported() -> None:
     proxy = Proxy()
     for number in range(500):
         client = Client("10.1.0.2", 30000 + number)
@@ -151,7 +151,7 @@ def test_many_short_connections_are_not_said() -> None:
     assert proxy.unlisted() == ()
 
 
-def test_endpoints_that_are_said_are_bounded() -> None:
+def test_endpoints_that_are_reported_are_bounded() -> None:
     proxy = Proxy()
     for number in range(40):
         proxy.tracker.unlisted.add(
