@@ -11,7 +11,7 @@ from pathlib import Path
 from mptcp_throttle import logs, service
 from mptcp_throttle.command_line import command_line
 from mptcp_throttle.config.load import load_config
-from mptcp_throttled.control.simulation import simulate
+from mptcp_throttled.control.overflow_simulation import simulate
 from mptcp_throttled.control.trace import read_trace
 from mptcp_throttled.lifecycle.cleanup import clean_up_host
 from mptcp_throttled.lifecycle.serve import serve

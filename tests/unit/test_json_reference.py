@@ -44,9 +44,9 @@ from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.inbox import Inbox, Message
+from mptcp_throttled.control.overflow_simulation import simulate
 from mptcp_throttled.control.requests import Request, T
 from mptcp_throttled.control.running_config import RunningConfig
-from mptcp_throttled.control.simulation import simulate
 from mptcp_throttled.control.trace import Row
 from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Clock, Now

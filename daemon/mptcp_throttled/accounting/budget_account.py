@@ -100,7 +100,7 @@ class BudgetAccount:
 
     @property
     def key(self) -> AccountKey:
-        """What it is stored under."""
+        """The key under which the account is stored."""
         return AccountKey(self.owner, self.budget.key)
 
     @property

@@ -1,4 +1,4 @@
-"""At which rate a budget was used lately: older use weighs less and less."""
+"""The recent rate of use of a budget: an average in which use weighs less the older it is."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Api:
         return explain(view, asked, network, proxies, self._accounts.budget_uses_of)
 
     def top(self, number: int, order: str, pattern: str) -> Json:
-        """Of each access network, up to `number` clients with their busiest subflows.
+        """Each access network with up to `number` clients and their busiest subflows.
 
         `order` is one of `busiest.Order`. With a `pattern`, only the subflows that match it count.
         """

@@ -137,7 +137,7 @@ class Planner:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """For which access networks there are not enough classes."""
+        """The access networks without enough classes, a line for each."""
         allowed = f"mark_mask allows {self._settings.max_minor}"
         return tuple(f"no class left for all of {network}: {allowed}" for network in self._exhausted)
 

@@ -1,7 +1,7 @@
-"""Clocks: every duration is measured by the monotonic one, so that it stays right when the wall clock is set.
+"""Clocks. Durations are measured by the monotonic clock, so that they stay right when the wall clock is set.
 
-What ends after a time has its end in monotonic seconds in memory. In JSON that is `{expires_at, seconds_left}`: seconds
-since the epoch, and seconds; both null if there is no end.
+In memory, an end is in monotonic seconds. In JSON it is `{expires_at, seconds_left}`: in seconds since the epoch, and
+in how many seconds; both are null if there is no end.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Clock:
     """The clock of the system, in seconds; tests have another."""
 
     def time(self) -> float:
-        """Since the epoch; it may jump."""
+        """The seconds since the epoch, by the wall clock: it may jump."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Since some point, never backwards; the same for all processes of this host."""
+        """The seconds since some point, never set; the same for all processes of this host."""
         return time.monotonic()
 
     def processor_time(self) -> float:
-        """Of this thread, and of the programs that this process has run to their end."""
+        """The processor time of this thread, and of the programs that this process has run to their end."""
         of_programs = os.times()
         return time.thread_time() + of_programs.children_user + of_programs.children_system
 
@@ -48,7 +48,7 @@ class EpochOffset:
 
     @property
     def seconds(self) -> float:
-        """At most `_TOLERATED_SECONDS` wrong."""
+        """The offset, at most `_TOLERATED_SECONDS` wrong."""
         present = self._clock.time() - self._clock.monotonic()
         if abs(present - self._seconds) > _TOLERATED_SECONDS:
             self._seconds = present
@@ -63,7 +63,7 @@ class Now(NamedTuple):
 
     @classmethod
     def of(cls, clock: Clock) -> Self:
-        """What a clock shows."""
+        """The present of a clock."""
         return cls(clock.monotonic(), clock.time())
 
     def in_epoch(self, monotonic: float) -> float:
@@ -81,9 +81,9 @@ def encode_end(end: float | None, now: Now) -> dict[str, Json]:
 def decode_end(data: Json, now: Now) -> float | None:
     """The end, in monotonic seconds, that `encode_end` wrote.
 
-    It is at most `seconds_left` from now, in case the wall clock was set back since.
+    It is at most `seconds_left` from now, as the wall clock may have been set back since.
 
-    Raises ValueError, KeyError or TypeError if it is none.
+    Raises ValueError, KeyError or TypeError if `data` is no end.
     """
     if data["expires_at"] is None:
         return None

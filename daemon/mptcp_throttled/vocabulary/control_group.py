@@ -21,14 +21,14 @@ _BLOCK: Final = Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """A `share` of connections, as a fraction of 1; with 0 there is none. Another `key` chooses others."""
+    """The control group: a `share` of all connections, as a fraction of 1; `key` decides which."""
 
     share: float = 0.0
     key: bytes = field(default=bytes(KEY_BYTES), repr=False)
 
     @property
     def bound(self) -> int:
-        """A connection is in the group if the lowest 32 bits of its hash are below."""
+        """A connection is in the group if the lowest 32 bits of its hash are below this."""
         return round(self.share * _HASHES)
 
     def has(self, token: Token) -> bool:
@@ -43,8 +43,8 @@ NO_CONTROL_GROUP: Final = ControlGroup()
 class EndedConnection(NamedTuple):
     """A connection whose last subflow has closed.
 
-    `seconds` are those from its begin to the last data that a client has acknowledged, 0 if there was none. `sent` are
-    bytes of payload, `sent_with_cap` of them over networks with a cap.
+    It took `seconds` from its beginning to the last data that the client has acknowledged; 0: there was none. `sent`
+    are bytes of payload, of which `sent_with_cap` over networks with a cap.
     """
 
     token: Token

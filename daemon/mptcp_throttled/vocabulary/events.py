@@ -1,4 +1,4 @@
-"""What happens that an operator wants to be told: for `mptcp-throttle events`, for hooks, and for the journal.
+"""Events: what an operator wants to be told of, by `mptcp-throttle events`, hooks and the journal.
 
 A new kind is one line of `EventKind`, and the reference page is made from it (`docs/generate`). Whoever sees such an
 event makes an `Event` and gives it to `EventLog.say` (`reporting/event_log.py`).
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 MOST_ALIKE: Final = 5
-"""How many events of one kind and network, at one moment, are events of their own."""
+"""The most events of one kind and network, at one moment, that are kept one by one."""
 
 _DAY_SECONDS: Final = 86400
 
@@ -42,7 +42,7 @@ class EventKind(StrEnum):
 
     @property
     def fields(self) -> dict[str, str]:
-        """What tells the journal that a line is about such an event."""
+        """The fields of the journal that mark a line as one about such an event."""
         return {"MESSAGE_ID": self.message_id, "MPTCP_EVENT": str(self)}
 
     DAEMON_STARTED = "daemon-started", "03e16da33cef488c99e05dcce6237f09", False, "the daemon throttles from now on"
@@ -83,9 +83,9 @@ class EventKind(StrEnum):
 class Event:
     """Something that has happened, in one line of `text` for people.
 
-    It is about a `client` on a `network`, a network, or neither. `rule` has decided, for this `reason`, and `until` is
-    when that changes by itself, in seconds since the epoch; each is None if there is none. `more_events` is how many
-    further events of the same kind it stands for.
+    It is about a `client` on a `network`, a network, or neither. `rule` has decided, for this `reason`; `until` is when
+    that changes by itself, in seconds since the epoch. Each is None if there is none. The event stands for
+    `more_events` further ones of the same kind.
     """
 
     kind: EventKind
@@ -99,7 +99,7 @@ class Event:
 
     @property
     def fields(self) -> dict[str, str]:
-        """What the line of the journal has besides its text: those of `FIELDS` that there are."""
+        """The fields of the line in the journal, besides its text; those of `FIELDS` that have a value."""
         values = {
             "MPTCP_NETWORK": self.network,
             "MPTCP_CLIENT": self.client,
@@ -125,7 +125,7 @@ FIELDS: Final = {
 
 
 def coalesced(events: Iterable[Event]) -> list[Event]:
-    """The events of one moment; if more than `MOST_ALIKE` have the same kind and network, the first stands for all."""
+    """The events of one moment. Of more than `MOST_ALIKE` with the same kind and network, the first stands for all."""
     alike: defaultdict[tuple[EventKind, str | None], list[Event]] = defaultdict(list)
     for event in events:
         alike[event.kind, event.network].append(event)

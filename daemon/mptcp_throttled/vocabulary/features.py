@@ -51,11 +51,11 @@ class Feature(Protocol):
         """What is wrong, and what was counted."""
 
     def release(self) -> tuple[str, ...]:
-        """Leave the kernel as it was found; what could not be restored."""
+        """Leave the kernel as it was found; returns what could not be restored."""
 
 
 class Absent:
-    """A feature that a `setting` switches off; with `is_drawback` its absence is a problem, too."""
+    """A feature that a `setting` switches off; `is_drawback`: its absence is also shown as a problem."""
 
     def __init__(self, setting: str, *, is_drawback: bool = True) -> None:
         self.state = FeatureState(setting if is_drawback else None, switched_off=setting)

@@ -64,11 +64,11 @@ class UsedElsewhere(NamedTuple):
 
 LATE_SECONDS: Final = 10.0
 GONE_SECONDS: Final = 600.0
-"""From then on, other proxies divide its part of shared rates (`fleet/members.py`)."""
+"""After this time without a report of a proxy, the others divide its part of shared rates (`fleet/members.py`)."""
 
 
 class Presence(StrEnum):
-    """Of a proxy, by how long it has been silent: less than `LATE_SECONDS`, less than `GONE_SECONDS`, or longer."""
+    """Whether a proxy has been silent for less than `LATE_SECONDS`, less than `GONE_SECONDS`, or longer."""
 
     REACHABLE = auto()
     LATE = auto()

@@ -1,4 +1,4 @@
-"""What of ours is in the kernel, as values: what the kernel layer reads, and what is compared with the plan."""
+"""Our objects in the kernel, as values: the kernel layer reads them, and they are compared with the plan."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ IP_VERSIONS: Final = (4, 6)
 class HtbState:
     """Our HTB, which is the same on each interface of the proxy.
 
-    `classifies`: the filter from fwmark to class is there exactly if the classifier needs it. A class that is not as we
-    make them (no leaf qdisc, another ceil), or not on each interface, has rate None. `complete`: no interface lacks
-    HTB, but for those that do not exist or have an obstacle.
+    `classifies`: the filter from fwmark to class is there if, and only if, the classifier needs it. A class that is not
+    as we make them (no leaf qdisc, another ceil), or not on each interface, has rate None. `complete`: no interface
+    lacks HTB, except those that do not exist or have an obstacle.
     """
 
     default_minor: int
@@ -35,8 +35,8 @@ class HtbState:
 class AssignmentState:
     """The class assignments of one IP version, whichever classifier has made them.
 
-    `altered`: chain or table are not as we made them, not exactly one rule jumps to the chain, or another classifier
-    has left something.
+    `altered`: chain or table are not as we made them, another number of rules than one jumps to the chain, or another
+    classifier has left something.
     """
 
     assignments: Mapping[FourTuple, int]
@@ -48,10 +48,12 @@ class QdiscState:
     """Our HTB, if it is the root qdisc of an interface of the proxy, else the `obstacle` to installing it, if any.
 
     `restore_pending`: the saved qdisc is not back yet, because another program has deleted our HTB or because restoring
-    was interrupted. `pending_elsewhere` names the other interfaces for which that is so, or which still have our HTB
-    (the interface was renamed, or the configuration names another one now): they are restored whatever the plan says.
-    `left_out` says why interfaces of the proxy have no HTB, where another one has it or can have it, or where caps are
-    held `without_qdisc`: no interface can have HTB, but sockets can be paced, and the classes of `htb` are only noted.
+    was interrupted. `pending_elsewhere` names other interfaces for which that is so, or which still have our HTB, as
+    the interface was renamed or the configuration names another one now: they are restored whatever the plan says.
+
+    `left_out` says why some interfaces of the proxy have no HTB, while another has or can have it, or while caps are
+    held without. `without_qdisc`: no interface can have HTB, but sockets can be paced, and the classes of `htb` are
+    only noted.
     """
 
     htb: HtbState | None = None
@@ -64,7 +66,7 @@ class QdiscState:
 
 @dataclass(frozen=True, slots=True)
 class PacingState:
-    """The paces of sockets in bytes/s; None if sockets cannot be paced, and `problem` says why."""
+    """The paces of sockets in bytes/s; None: sockets cannot be paced, and `problem` says why."""
 
     paces: Mapping[FourTuple, int] | None = None
     problem: str | None = None
@@ -72,7 +74,8 @@ class PacingState:
 
 @dataclass(frozen=True, slots=True)
 class QuickCheck:
-    """How much of ours is in the kernel without tc: the number of `assignments` by IP version; None if altered."""
+    """Our objects in the kernel but qdiscs and classes: the number of `assignments` by IP version (None: altered), and
+    the paces."""
 
     assignments: Mapping[int, int | None]
     pacing: PacingState
@@ -80,7 +83,7 @@ class QuickCheck:
 
 @dataclass(frozen=True, slots=True)
 class KernelState:
-    """All of ours in the kernel; `assignments` by IP version."""
+    """All our objects in the kernel; `assignments` by IP version."""
 
     qdisc: QdiscState = field(default_factory=QdiscState)
     assignments: Mapping[int, AssignmentState] = field(default_factory=dict)

@@ -20,12 +20,12 @@ class Locator:
         self._known: dict[Address, AccessNetwork | None] = {}
 
     def client(self, address: Address) -> Address:
-        """The first address of the client that has this one in its network; in no network, the address itself."""
+        """The first address of the client with this address; the address itself if it is in no network."""
         network = self(address)
         return address if network is None else network.client(address)
 
     def device(self, address: Address) -> str | None:
-        """The name of the device that has the address in its network; None if none has it."""
+        """The name of the device with this address; None: no device has it."""
         network = self(address)
         device = None if network is None else network.devices.find(address)
         return None if device is None else device.name
@@ -51,7 +51,7 @@ class Locators:
         self._by_port: dict[int, Locator] = {}
 
     def of(self, port: int) -> Locator:
-        """That of the proxy with this port; of a port that no proxy has, one without networks."""
+        """The locator of the proxy with this port; if no proxy has it, one without networks."""
         locator = self._by_port.get(port)
         if locator is None:
             number = self._proxies.number_of(port)

@@ -10,9 +10,9 @@ from mptcp_throttle.units import Rate
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """`rate` None is unlimited; `end`, in monotonic seconds, None is until reset.
+    """A rate set by hand; None: unlimited. It lasts until `end`, in monotonic seconds; None: until it is reset.
 
-    `client` is an address of the client whose rate is set; None: the network's is.
+    `client` is an address of the client whose rate is set; None: the network's rate is set.
     """
 
     network: str

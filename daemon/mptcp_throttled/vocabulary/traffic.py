@@ -167,7 +167,7 @@ class Traffic:
 
 
 def _segments_since(after: int, before: int) -> int:
-    """They are 32-bit numbers in the kernel, and wrap around."""
+    """The difference of two numbers of segments, which are 32-bit numbers in the kernel and wrap around."""
     return (after - before) & 0xFFFF_FFFF
 
 

@@ -13,7 +13,7 @@ from worlds import configuration
 
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.units import Rate
-from mptcp_throttled.control.simulation import simulate
+from mptcp_throttled.control.overflow_simulation import simulate
 from mptcp_throttled.control.trace import read_trace
 
 if TYPE_CHECKING:
