@@ -132,7 +132,7 @@ def _rates(terms: Terms) -> dict[RateKind, Rate]:
 
 
 class WallClock(NamedTuple):
-    """By how many seconds the time since the epoch exceeds monotonic time, and the time zone; None: that of this host."""
+    """By how many seconds the time since the epoch exceeds monotonic time, and the time zone; None: this host's."""
 
     offset: float = 0.0
     zone: tzinfo | None = None
