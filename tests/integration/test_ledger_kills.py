@@ -41,7 +41,7 @@ def accounts_at(path: Path, snapshot: Snapshot, clock: ManualClock) -> Accounts:
 
 def look(accounts: Accounts, snapshot: Snapshot, sent: ctypes.c_uint64) -> None:
     totals = SocketTotals(sent.value)
-    accounts.look({capped(1): SocketState(0, None, totals, cookie=7)}, snapshot, {})
+    accounts.observe({capped(1): SocketState(0, None, totals, cookie=7)}, snapshot, {})
 
 
 def count_until_killed(path: Path, snapshot: Snapshot, sent: ctypes.c_uint64) -> None:

@@ -231,7 +231,7 @@ class FleetProxy:
         closed, self._closed = self._closed, []
         self.mirror.heard(closed)
         accounts.note_closed(closed)
-        accounts.look(sockets, self._snapshot, {})
+        accounts.observe(sockets, self._snapshot, {})
         self._settle()
         self._apply()
         now = self.clock.monotonic()

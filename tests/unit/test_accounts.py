@@ -29,10 +29,10 @@ def test_accounts_have_what_was_throttled_and_held_back(tmp_path: Path) -> None:
     accounts = Accounts(history, Ledger({}, lambda: True), clock)
     held = {capped(1): SteeredTotals(2, 40), capped(2): SteeredTotals(2, 7)}
     for sent, steered in ((0, {}), (1000, held)):
-        accounts.look(carried(capped(1), capped(2), sent=sent), snapshot, steered)
+        accounts.observe(carried(capped(1), capped(2), sent=sent), snapshot, steered)
     totals = SocketTotals(1500, steered=SteeredTotals(3, 100))
     accounts.note_closed([ClosedSubflow(Token(1), capped(1), 1, totals)])
-    accounts.look(carried(capped(2), sent=1000), snapshot, held)
+    accounts.observe(carried(capped(2), sent=1000), snapshot, held)
     accounts.flush()
 
     def counts(traffic: Traffic) -> tuple[int, int]:
@@ -66,24 +66,24 @@ def test_database_that_is_unreadable_at_the_start_loses_nothing(tmp_path: Path, 
     snapshot, clock, path = snapshot_of(tmp_path, client(1), client(2)), ManualClock(), tmp_path / "history.sqlite"
     before = Accounts(History(path, "boot"), Ledger({}, lambda: True), clock)
     for sent in (0, 1000):
-        before.look(carried(capped(1), sent=sent), snapshot, {})
+        before.observe(carried(capped(1), sent=sent), snapshot, {})
     before.close()
     database = Unreadable(path)
     accounts = Accounts(History(path, "boot"), Ledger(None, lambda: True), clock)
     # The second socket has opened while no daemon ran.
-    accounts.look(carried(capped(1), capped(2), sent=1500), snapshot, {})
-    accounts.look(carried(capped(1), capped(2), sent=1700), snapshot, {})
+    accounts.observe(carried(capped(1), capped(2), sent=1500), snapshot, {})
+    accounts.observe(carried(capped(1), capped(2), sent=1700), snapshot, {})
     assert accounts.networks["ethernet"].traffic.sent == 400
     assert not accounts.flush()
     live = carried(capped(1), capped(2), sent=1800)
     if is_closed:
         accounts.note_closed([ClosedSubflow(Token(2), capped(2), 2, SocketTotals(1800))])
         del live[capped(2)]
-    accounts.look(live, snapshot, {})
+    accounts.observe(live, snapshot, {})
     database.restore()
     clock.now += 1
-    accounts.look(live, snapshot, {})
-    accounts.look(live, snapshot, {})
+    accounts.observe(live, snapshot, {})
+    accounts.observe(live, snapshot, {})
     assert accounts.networks["ethernet"].traffic.sent == 800 + 1800
     assert accounts.flush()
 
@@ -92,11 +92,11 @@ def test_database_that_stays_unreadable_is_not_waited_for(tmp_path: Path) -> Non
     snapshot, clock, path = snapshot_of(tmp_path, client(1)), ManualClock(), tmp_path / "history.sqlite"
     path.mkdir()
     accounts = Accounts(History(path, "boot"), Ledger(None, lambda: True), clock)
-    accounts.look(carried(capped(1), sent=1500), snapshot, {})
+    accounts.observe(carried(capped(1), sent=1500), snapshot, {})
     clock.now += SETTLE_SECONDS
     accounts.note_closed([ClosedSubflow(Token(1), capped(1), 1, SocketTotals(1700))])
-    accounts.look({}, snapshot, {})
+    accounts.observe({}, snapshot, {})
     assert accounts.networks["ethernet"].traffic.sent == 200
     path.rmdir()
-    accounts.look({}, snapshot, {})
+    accounts.observe({}, snapshot, {})
     assert accounts.flush()

@@ -94,7 +94,7 @@ def test_log_says_once_that_periods_are_overdue(tmp_path: Path, caplog: pytest.L
     with caplog.at_level("INFO", "mptcp-throttled"):
         for ahead, is_right in ((0.0, True), (40.0, False), (41.0, False), (41.0, True)):
             clock.epoch, is_synchronised[0] = 1.7e9 + ahead * 86400, is_right
-            accounts.look({}, snapshot, {})
+            accounts.observe({}, snapshot, {})
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("budgets: ")]
     assert lines == [
         "budgets: 1 budget should begin again, but the clock is not synchronised",

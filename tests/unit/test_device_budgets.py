@@ -131,7 +131,7 @@ def test_name_means_a_budget_of_the_device_and_an_address_of_the_network(
     networks = networks_with(BUDGET)
     config, ledger = configuration(networks), Ledger({}, lambda: True)
     accounts = Accounts(History(tmp_path / "history.sqlite", "boot"), ledger, ManualClock())
-    accounts.look({}, Snapshot(networks=networks), {})
+    accounts.observe({}, Snapshot(networks=networks), {})
     by_name, by_address = (budgets.requested_owner(name, config) for name in ("phone", "10.1.0.9"))
     budgets.add(accounts, by_name, Choice(), Addition(500, 500, None))
     budgets.set_used(accounts, by_address, Choice(), 700)

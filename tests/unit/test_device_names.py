@@ -226,7 +226,7 @@ def test_traffic_of_a_device_is_counted_in_all_networks_and_in_each(running: Loo
     subflows = (CAPPED, ends("10.2.0.2"), ends("10.1.0.3"))
     for sent in (0, 1000):
         sockets = {each: SocketState(0, None, SocketTotals(sent), cookie=n) for n, each in enumerate(subflows, 1)}
-        accounts.look(sockets, snapshot, {})
+        accounts.observe(sockets, snapshot, {})
     accounts.flush()
     sums = {each.name: each.ip_sent for each in history.top_clients(0, 10)}
     assert sums == {"phone": 2 * sums["10.1.0.3"], "10.1.0.3": sums["10.1.0.3"]}
@@ -270,7 +270,7 @@ def test_budgets_name_devices_and_are_found_by_name_or_any_address(
     for sent in (0, 400):
         subflows = enumerate((CAPPED, ends("10.1.0.2"), ends("10.1.0.3")), 1)
         sockets = {each: SocketState(0, None, SocketTotals(sent), cookie=n) for n, each in subflows}
-        accounts.look(sockets, running.show(connection(3, subflow("10.1.0.2")), *CONNECTIONS), {})
+        accounts.observe(sockets, running.show(connection(3, subflow("10.1.0.2")), *CONNECTIONS), {})
     owner = budgets.requested_owner(name, running.running.config)
     answer = budgets.describe(budgets.uses_of(accounts, owner), snapshot)
     of_ethernet, of_wifi = answer["budgets"]

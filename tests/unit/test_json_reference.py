@@ -168,7 +168,7 @@ def api_on_models(directory: Path) -> Api:
     history.add(now, [(Account(Kind.CLIENT, "10.1.0.1"), Traffic(sent=1, held_back_ms=5))])
     history.flush(now, 0.0, {})
     accounts = Accounts(history, Ledger({}, lambda: True, is_shared=True), Clock())
-    accounts.look({}, running.loop.snapshot, {})
+    accounts.observe({}, running.loop.snapshot, {})
     zoned = replace(configuration(NETWORKS), time_zone=ZoneInfo("Europe/Berlin"))
     config, reports = RunningConfig(zoned, now), (running.loop.recent_decisions, running.loop.events)
     inbox, load = DirectInbox(running), partial(configuration, NETWORKS)

@@ -22,7 +22,7 @@ def closed(sent: int, cookie: int = 1) -> ClosedSubflow:
 
 
 def sent(meter: Meter, at: float, now: dict, ended: tuple[ClosedSubflow, ...] = ()) -> list[int]:  # type: ignore[type-arg]
-    return [each.traffic.sent for each in meter.look(at, now, ended)]
+    return [each.traffic.sent for each in meter.count(at, now, ended)]
 
 
 def test_live_subflow_counts_what_it_has_carried_since_the_last_look() -> None:
@@ -91,9 +91,9 @@ def test_subflow_counts_as_throttled_if_it_was_so_at_both_looks() -> None:
         (2, live(200, throttled=True), 0),
         (3, live(300, throttled=True), 100),
     ):
-        ((_, traffic, _),) = meter.look(at, now, ())
+        ((_, traffic, _),) = meter.count(at, now, ())
         assert traffic.ip_sent_throttled == expected
-    ((_, traffic, _),) = meter.look(4, {}, [closed(350)])
+    ((_, traffic, _),) = meter.count(4, {}, [closed(350)])
     assert (traffic.ip_sent_throttled, traffic.closed) == (50, 1)
 
 
@@ -127,7 +127,7 @@ def test_time_held_back_counts_once_over_looks_and_the_end() -> None:
 
     def held_back(at: float, *ended: ClosedSubflow, live_ms: int | None = None) -> list[int]:
         now = {} if live_ms is None else {CLIENT: LiveSubflow(1, totals(live_ms), None, throttled=True)}
-        return [each.traffic.held_back_ms for each in meter.look(at, now, ended)]
+        return [each.traffic.held_back_ms for each in meter.count(at, now, ended)]
 
     meter = Meter({}, {})
     assert held_back(1, live_ms=30) == [30]

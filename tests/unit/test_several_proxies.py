@@ -208,10 +208,10 @@ def test_traffic_counts_for_the_networks_of_its_proxy(tmp_path: Path) -> None:
     subflows = [each.ends for connection in (announced, guest) for each in connection.subflows]
     for sent in (0, 1000):
         totals = SocketTotals(sent)
-        accounts.look({at: SocketState(0, None, totals, cookie=n) for n, at in enumerate(subflows)}, snapshot, {})
+        accounts.observe({at: SocketState(0, None, totals, cookie=n) for n, at in enumerate(subflows)}, snapshot, {})
     ended = replace(snapshot, connections=snapshot.connections.delete(Token(1)))
     accounts.note_closed([ClosedSubflow(Token(1), subflows[1], 1, SocketTotals(1500))])
-    accounts.look({}, ended, {})
+    accounts.observe({}, ended, {})
     assert {name: of.traffic.sent for name, of in accounts.networks.items()} == {
         "wifi": 1000,
         "ethernet": 1500,

@@ -130,7 +130,7 @@ class Watched:
             sockets: dict[FourTuple, SocketState] = {
                 capped(1): SocketState(0, None, SocketTotals(sent=self.sent), cookie=7)
             }
-            wanted = self.demand.look(self.at, sockets, self.snapshot).get(KEY, 0)
+            wanted = self.demand.observe(self.at, sockets, self.snapshot).get(KEY, 0)
         return wanted / WHOLE
 
 

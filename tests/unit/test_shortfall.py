@@ -66,7 +66,7 @@ class Watched:
                 ends: SocketState(0, None, SocketTotals(sent), cookie=number, unsent=unsent)
                 for number, (ends, sent) in enumerate(self.sent.items())
             }
-            self.overflow.look(self.at, sockets, self.snapshot)
+            self.overflow.observe(self.at, sockets, self.snapshot)
         shortfall = self.overflow.shortfalls.get("ethernet", {}).get(CLIENT)
         return None if shortfall is None else shortfall.bits_per_second / 1e6
 
@@ -132,7 +132,7 @@ def test_small_differences_change_nothing(watched: Watched) -> None:
 
 def test_client_whose_subflows_have_ended_is_forgotten(watched: Watched) -> None:
     assert watched.shortfall(2, wifi=3, ethernet=5) is not None
-    watched.overflow.look(watched.at + 11, {}, Snapshot(networks=(WIFI, WITH_OVERFLOW)))
+    watched.overflow.observe(watched.at + 11, {}, Snapshot(networks=(WIFI, WITH_OVERFLOW)))
     assert watched.overflow.shortfalls == {}
 
 

@@ -96,7 +96,7 @@ def api(tmp_path: Path) -> Api:
     history.flush(now, 0.0, {})
     ledger = Ledger({}, lambda: True)
     accounts = Accounts(history, ledger, Clock())
-    accounts.look({}, running.loop.snapshot, {})
+    accounts.observe({}, running.loop.snapshot, {})
     enforcement = Enforcement(differences={Direction.DOWNLINK: {CAPPED: Difference("sends more", -100.0)}})
     view = View(running.loop.snapshot, enforcement, {}, Now.of(running.clock))
     config, reports = configuration(NETWORKS), (running.loop.recent_decisions, running.loop.events)

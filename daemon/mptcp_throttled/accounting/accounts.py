@@ -34,7 +34,7 @@ _TURN_SECONDS: Final = 0.0005
 """The pause between portions: without it this thread would take the lock again before a waiting one wakes up."""
 
 SETTLE_SECONDS: Final = 60.0
-"""How long to wait for a database that cannot be read, until what sockets carried before the first look is ignored."""
+"""How long to wait for a database that cannot be read, until what sockets had carried at first is ignored."""
 
 RTT_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds, in seconds, of the ranges in which RTTs are counted. One more range is above the last."""
@@ -79,7 +79,7 @@ class Accounts:
         self._accepted_by: dict[FourTuple, int] = {}
         self._latest: dict[FourTuple, int] = {}
         self._flush_at = 0.0
-        self._looked_at = clock.monotonic()
+        self._observed_at = clock.monotonic()
         self._with_tcp = history.counted_tcp
         self._renewals = history.renewals
         self._problem: str | None = None
@@ -89,17 +89,17 @@ class Accounts:
         self.budgets_changed: Callable[[], None] = lambda: None
 
     def note_closed(self, closed: Iterable[ClosedSubflow]) -> None:
-        """These subflows have closed; the next look counts what they have carried."""
+        """These subflows have closed; the next observation counts what they have carried."""
         self._closed.extend(closed)
 
-    def look(
+    def observe(
         self, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot, steered: Mapping[FourTuple, SteeredTotals]
     ) -> None:
-        """Count what subflows have carried since the last look; `sockets` and `steered` were read before."""
+        """Count what subflows have carried since the last observation; `sockets` and `steered` were read before."""
         with self._lock:
-            self._look(sockets, snapshot, steered)
+            self._observe(sockets, snapshot, steered)
 
-    def _look(
+    def _observe(
         self, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot, steered: Mapping[FourTuple, SteeredTotals]
     ) -> None:
         meter = self._meter = self._meter or self._begin(sockets)
@@ -115,7 +115,7 @@ class Accounts:
             meter.ignore({socket.cookie: socket.totals for socket in sockets.values() if not socket.is_mptcp})
         self._with_tcp = with_tcp
         live = dict(_live(meter, sockets, snapshot, steered, self._ports, with_tcp=with_tcp))
-        carried = meter.look(self._clock.monotonic(), live, () if self._unsettled is not None else self._take_closed())
+        carried = meter.count(self._clock.monotonic(), live, () if self._unsettled is not None else self._take_closed())
         self._note_other_ports(snapshot)
         located = self._located_clients(carried)
         self._add_to_history([(network, client, each.traffic) for network, client, each in located if each.is_mptcp])
@@ -148,7 +148,7 @@ class Accounts:
             if network.budgets or network.devices.by_first
         )
         now = self._clock.monotonic()
-        seconds, self._looked_at = now - self._looked_at, now
+        seconds, self._observed_at = now - self._observed_at, now
         return self._ledger.count(carried, self._clock.time(), seconds)
 
     def _note_problem(self) -> None:
@@ -255,7 +255,7 @@ class Accounts:
         return Meter({}, {socket.cookie: socket.totals for socket in sockets.values()})
 
     def _settle(self, meter: Meter) -> None:
-        """Continue from what an earlier instance has counted, if that could not be read at the first look."""
+        """Continue from what an earlier instance has counted, if that could not be read at first."""
         if self._unsettled is None:
             return
         counted = self._history.counted()
@@ -274,7 +274,7 @@ class Accounts:
     def _note_other_ports(self, snapshot: Snapshot) -> None:
         """Remember by which port of a proxy the connection of a subflow on another port was accepted.
 
-        It is remembered until the look after the subflow's end, which counts its last bytes.
+        It is remembered until the observation after the subflow's end, which counts its last bytes.
         """
         if not self._proxies.are_named or snapshot.connections is self._connections:
             return

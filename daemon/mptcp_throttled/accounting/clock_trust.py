@@ -30,8 +30,8 @@ class ClockTrust:
         """Whether `is_synchronised` says that it is right."""
         return self._is_synchronised is not None and self.is_trusted
 
-    def look(self, at: float, seconds: float) -> None:
-        """The clock shows `at` (seconds since the epoch); by the monotonic clock, `seconds` after the last look."""
+    def observe(self, at: float, seconds: float) -> None:
+        """The clock shows `at` (seconds since the epoch); by the monotonic clock, `seconds` after the last time."""
         is_step = self._at is None or abs(at - self._at - seconds) > _STEP_SECONDS
         self._steady = 0.0 if is_step else self._steady + seconds
         self._at = at

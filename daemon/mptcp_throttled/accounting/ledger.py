@@ -316,7 +316,7 @@ class Ledger:
 
     def _begin_periods(self, at: float, seconds: float) -> list[BudgetChange]:
         may_begin = self._clock.may_begin
-        self._clock.look(at, seconds)
+        self._clock.observe(at, seconds)
         self._is_stale = self._is_stale or may_begin != self._clock.may_begin
         told: list[BudgetChange] = []
         was_overdue, self._overdue = self._overdue, set()

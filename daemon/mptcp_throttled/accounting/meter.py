@@ -1,8 +1,8 @@
-"""What subflows have carried since the last look, from the totals of their sockets.
+"""What subflows have carried since the last observation, from the totals of their sockets.
 
-A live socket is looked at about once a second. The totals of one that closes come from the kernel program, which
+A live socket is observed about once a second. The totals of one that closes come from the kernel program, which
 reports them at the end: so nothing that a subflow carries is lost, however short it lives, and nothing counts twice.
-Where no program reports them, what a subflow carries after the last look is lost.
+Where no program reports them, what a subflow carries after the last observation is lost.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Counted:
 
 
 class Meter:
-    """Counts what each socket has carried between two looks.
+    """Counts what each socket has carried between two observations.
 
     `counted` is what an earlier instance has counted of sockets, by cookie. `ignored` is what sockets carried before
     the first instance, which does not count.
@@ -69,7 +69,7 @@ class Meter:
         self._ignored |= sockets
 
     def settle(self, counted: Mapping[int, SocketTotals], first: Mapping[int, SocketTotals]) -> None:
-        """Count, with the next look, what sockets had carried at the `first` look and an earlier instance had not.
+        """Count, with the next observation, what sockets had carried at the `first` one and nobody has counted.
 
         An earlier instance has `counted` the rest. This meter has ignored what they carried, and was told of no end
         since.
@@ -89,8 +89,8 @@ class Meter:
         """What has been counted of each socket that has not closed, by cookie."""
         return {cookie: counted.totals for cookie, counted in self._counted.items()}
 
-    def look(self, at: float, live: Mapping[FourTuple, LiveSubflow], closed: Iterable[ClosedSubflow]) -> list[Metered]:
-        """What each subflow has carried since the last look; those that carried nothing and did not close are left out.
+    def count(self, at: float, live: Mapping[FourTuple, LiveSubflow], closed: Iterable[ClosedSubflow]) -> list[Metered]:
+        """What each subflow has carried since the last observation, unless that is nothing and it has not closed.
 
         `closed` have closed since; they may still be among the live ones. `at` is in monotonic seconds.
         """
@@ -118,7 +118,7 @@ class Meter:
                 self._counted[flow.cookie] = known
             if opened or flow.totals != known.totals:
                 added, version = flow.totals.since(known.totals), ends.client.address.version
-                # Between two looks a subflow counts as throttled if it was so at both.
+                # Between two observations a subflow counts as throttled if it was so at both.
                 throttled = flow.throttled and known.throttled
                 traffic = Traffic.of(
                     added,

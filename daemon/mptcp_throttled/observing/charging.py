@@ -40,7 +40,7 @@ class Charging:
         self._rows: Sequence[SubnetAllowances] = ()
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
+    def reading_sockets(self) -> Iterator[None]:
         """Use this context to read the proxy's sockets.
 
         What programs count in the meantime may be in the totals of the sockets already, or may not.

@@ -191,7 +191,7 @@ class Observer(threading.Thread):
         before = self.enforcement
         on_all_ports = any(d.subflow.ends.proxy.port not in self._ports for d in snapshot.all_decisions())
         steered, acknowledged = self._steered(), self._acknowledged()
-        with nullcontext() if self._charging is None else self._charging.looking():
+        with nullcontext() if self._charging is None else self._charging.reading_sockets():
             sockets = self._sockets.read(on_all_ports=on_all_ports)
             # Read after the sockets: a subflow that has closed in between is among them, or is reported here.
             self._accounts.note_closed(self._closed())
@@ -201,10 +201,10 @@ class Observer(threading.Thread):
         if event is not None:
             self._events.say(event)
         self.enforcement = after
-        self._accounts.look(sockets, snapshot, steered)
+        self._accounts.observe(sockets, snapshot, steered)
         if self._charging is not None:
             self._charging.update()
-        if self.overflow.look(at, sockets, snapshot):
+        if self.overflow.observe(at, sockets, snapshot):
             self._changed()
         if self._want is not None:
-            self._want(self._demand.look(at, sockets, snapshot), at)
+            self._want(self._demand.observe(at, sockets, snapshot), at)

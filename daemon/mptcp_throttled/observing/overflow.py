@@ -41,28 +41,28 @@ class Overflow:
     def __init__(self) -> None:
         self._clients: dict[ClientKey, Shortfall] = {}
         self._sent: dict[int, int] = {}
-        self._looked_at: float | None = None
+        self._observed_at: float | None = None
         self._seen = Snapshot()
         self._paths: Mapping[ClientKey, _Paths] = {}
         self.shortfalls: Shortfalls = {}
 
     def shortfalls_at(self, now: float) -> Shortfalls:
         """The shortfalls, at `now` (monotonic seconds); none if the last observation is too old."""
-        looked_at = self._looked_at
-        return self.shortfalls if looked_at is not None and now - looked_at < _HOLDS_SECONDS else {}
+        observed_at = self._observed_at
+        return self.shortfalls if observed_at is not None and now - observed_at < _HOLDS_SECONDS else {}
 
     @property
     def followed(self) -> int:
         """How many clients are followed."""
         return len(self._clients)
 
-    def look(self, at: float, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot) -> bool:
+    def observe(self, at: float, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot) -> bool:
         """Update `shortfalls` by what sockets have sent until `at` (monotonic seconds); whether they have changed."""
         if snapshot.problem_of(FeatureName.STEERING) is not None:
             self._clients.clear()
         self._follow(snapshot)
-        seconds = 0.0 if self._looked_at is None else at - self._looked_at
-        self._looked_at = at
+        seconds = 0.0 if self._observed_at is None else at - self._observed_at
+        self._observed_at = at
         sent: dict[int, int] = {}
         for key, paths in self._paths.items():
             carried = self._added(paths.capped, sockets, sent)

@@ -81,11 +81,11 @@ class SharedDemand:
     def __init__(self) -> None:
         self._clients: dict[RateKey, _Client] = {}
         self._carried: dict[tuple[Direction, int], int] = {}
-        self._looked_at: float | None = None
+        self._observed_at: float | None = None
         self._seen = Snapshot()
         self._subflows: Mapping[RateKey, list[_Subflow]] = {}
 
-    def look(self, at: float, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot) -> dict[RateKey, int]:
+    def observe(self, at: float, sockets: Mapping[FourTuple, SocketState], snapshot: Snapshot) -> dict[RateKey, int]:
         """What clients want, of `WHOLE`, by what their sockets have carried until `at` (monotonic seconds)."""
         shared = snapshot.facts.shared
         if shared is None:
@@ -93,8 +93,8 @@ class SharedDemand:
         if snapshot.decisions is not self._seen.decisions or snapshot.networks is not self._seen.networks:
             self._subflows = _subflows(snapshot)
         self._seen = snapshot
-        seconds = 0.0 if self._looked_at is None else at - self._looked_at
-        self._looked_at = at
+        seconds = 0.0 if self._observed_at is None else at - self._observed_at
+        self._observed_at = at
         carried: dict[tuple[Direction, int], int] = {}
         for key, subflows in self._subflows.items():
             part = 0.0

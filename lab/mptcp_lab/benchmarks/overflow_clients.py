@@ -79,7 +79,7 @@ class _Clients:
             features={FeatureName.STEERING: FeatureState()},
         )
         began = time.process_time()
-        self.overflow.look(self._at, sockets, snapshot)
+        self.overflow.observe(self._at, sockets, snapshot)
         return time.process_time() - began
 
     def decide(self, facts: Facts) -> float:
