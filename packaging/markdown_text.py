@@ -8,7 +8,7 @@ from typing import Final
 
 from mptcp_throttle.units import DURATION_SYNTAX, RATE_SYNTAX, SIZE_SYNTAX
 
-_ITEM: Final = re.compile(r"([a-z]+): (.*)")
+_ITEM: Final = re.compile(r"([a-z_]+): (.*)")
 _SYNTAXES: Final = {DURATION_SYNTAX: "duration", RATE_SYNTAX: "rate", SIZE_SYNTAX: "size"}
 
 

@@ -1,4 +1,4 @@
-"""`mptcp-throttle`: show the state of the services and override rates."""
+"""`mptcp-throttle`: show what the services do, and change rates and budgets."""
 
 from mptcp_throttle.cli.main import main, parser
 

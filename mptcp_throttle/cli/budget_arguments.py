@@ -22,8 +22,8 @@ PARAMETERS: Final = {
 
 _TEXTS: Final = {
     "add": "add to a budget; what is added is used first",
-    "reset": "set what is used to nothing: of a client, or of a network and all its clients",
-    "set-used": "say how much of a budget is used, such as what the bill of the carrier says",
+    "reset": "begin a budget again: of a client, or of a network and all its clients",
+    "set-used": "set how much of a budget is used, such as what the carrier's bill says",
 }
 
 
@@ -42,5 +42,5 @@ def add_to(budget: argparse.ArgumentParser) -> None:
             )
         # It may stand before the command, too: a default would undo it there.
         command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=JSON_HELP)
-        command.add_argument("--every", choices=list(map(str, Every)), help="only the budget with such periods")
-        command.add_argument("--direction", choices=list(map(str, Counting)), help="only the budget that counts so")
+        command.add_argument("--every", choices=list(map(str, Every)), help="only the budget for this period")
+        command.add_argument("--direction", choices=list(map(str, Counting)), help="only the budget for this direction")

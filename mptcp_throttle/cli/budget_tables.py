@@ -22,7 +22,7 @@ def show_budgets(data: Json) -> None:
     """The answer to `budgets`."""
     console = output_console()
     if not data["budgets"]:
-        console.print("no budget is configured, or none of a client is used")
+        console.print("no budget is configured, or no client has used any")
         return
     zone = data.get("time_zone")  # this and others are missing while an earlier version runs
     ends = "period ends" if zone is None else f"period ends ({zone})"
@@ -104,7 +104,7 @@ def _forecast(budget: Json, zone: str | None) -> str:
         for key in ("spent_at", "earliest", "latest")
     )
     if earliest is None:
-        return "not before then"
+        return "not in this period"
     return f"{spent_at or 'later'} ({earliest} to {latest or 'later'})"
 
 

@@ -70,7 +70,7 @@ def _event_number(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line; the manual page and the completion are made from it."""
-    made = command_line("mptcp-throttle", "Show the state of mptcp-throttled and override rates.")
+    made = command_line("mptcp-throttle", "Show what mptcp-throttled does, and change rates and budgets.")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON instead of tables")
     commands = made.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
@@ -87,10 +87,10 @@ def parser() -> argparse.ArgumentParser:
         "show every connection, and for each subflow its rate and the reason",
     )
     show_explanation = _command("explain", tables.show_explanation, "client", "network")
-    explain = add("explain", show_explanation, "say what a client has, and which rules say so")
+    explain = add("explain", show_explanation, "show the rates of a client, and which rules decide them")
     explain.add_argument("client", metavar="CLIENT", help="one of its addresses, or the name of its device")
     explain.add_argument("network", metavar="NETWORK", nargs="?", help=f"{_NETWORK_HELP}; default: all that it uses")
-    top = add("top", _top, "live view of the busiest clients and their subflows")
+    top = add("top", _top, "show the busiest clients and their subflows live")
     top.add_argument("--once", action="store_true", help="print once and end")
     top.add_argument("--sort", type=Order, choices=list(Order), default=Order.SENT, help="order; default: %(default)s")
     top.add_argument(
@@ -121,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
     budgets.add_argument("name", metavar=budget_arguments.OWNER, nargs="?", help=owner_help)
     budget_arguments.add_to(add("budget", _budget, budget_arguments.HELP))
     shown_events = add("events", _events, "print what has happened: windows, caps, rates by hand, errors")
-    shown_events.add_argument("--follow", action="store_true", help="go on with what happens, until Ctrl-C")
+    shown_events.add_argument("--follow", action="store_true", help="go on printing what happens, until Ctrl-C")
     shown_events.add_argument(
         "--number", type=argument(_event_number), default=20, metavar="N", help="the latest N events; default: 20"
     )

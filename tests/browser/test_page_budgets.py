@@ -140,7 +140,7 @@ def test_reset_of_a_budget_is_felt_on_the_wire_until_undone(world: ProxyWorld, p
     world.download()
     wait_narrow(world)
     page.button("Reset: budget of ethernet").click()
-    assert page.shows("They become 0", "#confirm-preview")
+    assert page.shows("That becomes 0", "#confirm-preview")
     confirm(page, "Reset", "ethernet: nothing of its budget is used")
     wait_wide(world)
     assert the_budget(world)["used"] < AMOUNT

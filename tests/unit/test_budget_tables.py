@@ -77,7 +77,7 @@ def test_forecast_is_by_days_or_by_hours(capsys: pytest.CaptureFixture[str]) -> 
     assert "12-08 (12-08 to later)" in shown(capsys, forecast=foreseen)
     assert "12-08 (12-08 to 12-11)" in shown(capsys, forecast={**foreseen, "latest": second})
     assert "12:30 (12:30 to later)" in shown(capsys, forecast=foreseen, every="day")
-    assert "not before then" in shown(capsys, forecast=dict.fromkeys(foreseen))
+    assert "not in this period" in shown(capsys, forecast=dict.fromkeys(foreseen))
 
 
 def test_overdue_period_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

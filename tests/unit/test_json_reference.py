@@ -224,7 +224,7 @@ def unprinted(api: Api) -> dict[str, Json]:
         "overrides": overrides,
         "decisions": api.decisions(10),
         "clients": api.clients(10),
-        "client on all networks": api.client("10.1.0.1"),
+        "client details": api.client("10.1.0.1"),
         "week": api.week(AUTUMN),
         "savings": api.savings(),
         "waiting": api.waiting(),

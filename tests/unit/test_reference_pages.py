@@ -104,7 +104,7 @@ def test_rights_name_each_kernel_program() -> None:
 
 
 def test_prose_has_a_line_for_each_sentence_and_a_list_of_words() -> None:
-    lines = ["The rate. It is", "such as 1.5 or", "on: here.", "null: none. No", "more.", "true: all.", "", "The end."]
+    lines = ["The rate. It is", "such as 1.5 or", "on: here.", "null: none. No", "more.", "a_b: all.", "", "The end."]
     assert prose(lines) == [
         "The rate.",
         "It is such as 1.5 or",
@@ -112,7 +112,7 @@ def test_prose_has_a_line_for_each_sentence_and_a_list_of_words() -> None:
         "* `on`: here.",
         "* `null`: none.",
         "  No more.",
-        "* `true`: all.",
+        "* `a_b`: all.",
         "",
         "The end.",
     ]

@@ -50,10 +50,10 @@ class EventKind(StrEnum):
     WINDOW_ENDED = "window-ended", "69676adaebcb45bfb6b18a7491329057", False, "a window holds no longer"
     RATE_SET = "rate-set-by-hand", "0e5ad019e69141cdaea502afdf3a7494", False, "a rate was set by hand"
     RATE_RESET = "rate-reset", "7bc15ec8d323466ebc5e1691b587c1df", False, "a rate is no longer set by hand"
-    BUDGET_WARNING = "budget-warning", "81d9ee27216e4eacace7bd8267f7ced0", False, "a budget is used to `warn_at`"
+    BUDGET_WARNING = "budget-warning", "81d9ee27216e4eacace7bd8267f7ced0", False, "`warn_at` of a budget is used"
     BUDGET_STAGE = "budget-stage", "434468e3f1b84847841804734067ef09", False, "a stage below 100% is reached"
-    BUDGET_SPENT = "budget-spent", "cb4d933018604396bc2382d4eec41cba", False, "a budget is used"
-    BUDGET_BEGAN = "budget-began", "e41384506ab342638feef78e61420dca", False, "it begins again, as its period does"
+    BUDGET_SPENT = "budget-spent", "cb4d933018604396bc2382d4eec41cba", False, "a budget is used up"
+    BUDGET_BEGAN = "budget-began", "e41384506ab342638feef78e61420dca", False, "a budget begins again with its period"
     BUDGET_EASED = (
         "budget-eased",
         "d7f0a3f5c0e94d0f8a1c8f6f52f7e1b4",
@@ -74,7 +74,12 @@ class EventKind(StrEnum):
         True,
         "an overflow has raised a client's cap",
     )
-    OVERFLOW_LOWERED = "overflow-lowered", "85f24fc2f7c345a190816a8f57a136f1", True, "it has lowered it, or ended"
+    OVERFLOW_LOWERED = (
+        "overflow-lowered",
+        "85f24fc2f7c345a190816a8f57a136f1",
+        True,
+        "an overflow has lowered it again, or ended",
+    )
     ERROR_BEGAN = "error-began", "6136990b7f914697be840f8c6a83cfa2", True, "something is not applied or not enforced"
     ERROR_ENDED = "error-ended", "5f93e7357238467fa92d3bad63bca659", True, "an error is resolved"
 

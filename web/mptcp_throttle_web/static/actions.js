@@ -156,7 +156,7 @@ export class Actions {
   askBudget(budget) {
     const name = budget.client ?? budget.network ?? budget.device;
     setText(byId("add-budget-title"), `Add to the budget of ${name}`);
-    const preview = () => setText(byId("amount-preview"), `${size(budget.used)} of ${size(budget.amount)} are used, ${size(Math.max(0, budget.left))} are left. ${byId("amount").value.trim() || "…"} more may be used ${byId("amount-until").value ? `before ${byId("amount-until").value}` : "until it is used"}; rates follow at once.`);
+    const preview = () => setText(byId("amount-preview"), `${size(budget.used)} of ${size(budget.amount)} are used, ${size(Math.max(0, budget.left))} are left. ${byId("amount").value.trim() || "…"} more may be used${byId("amount-until").value ? ` before ${byId("amount-until").value}` : ""}; rates follow at once.`);
     for (const id of ["amount", "amount-until"]) byId(id).oninput = preview;
     preview();
     ask(byId("add-budget"), () => this.send("budget_add", { name, amount: byId("amount").value.trim(), until: byId("amount-until").value || null, every: budget.every, direction: budget.direction }));
@@ -165,6 +165,6 @@ export class Actions {
   resetBudget(budget) {
     const name = budget.client ?? budget.network ?? budget.device;
     const clients = budget.client === null ? " The budgets of all its clients begin again, too." : "";
-    confirm(`Reset the budget of ${name}`, `${size(budget.used)} of ${size(budget.amount)} are used. They become 0, and what was throttled by this budget is so no more. What was added stays.${clients}`, "Reset", () => this.send("budget_reset", { name, every: budget.every, direction: budget.direction }));
+    confirm(`Reset the budget of ${name}`, `${size(budget.used)} of ${size(budget.amount)} are used. That becomes 0, so this budget lowers no rate any more. What was added stays.${clients}`, "Reset", () => this.send("budget_reset", { name, every: budget.every, direction: budget.direction }));
   }
 }

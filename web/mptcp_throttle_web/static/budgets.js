@@ -66,8 +66,8 @@ function forecastWords({ forecast, period, left, overdue, rolling }) {
   if (left <= 0) return { level: "bad", text: "Spent", more: rolling ? "It falls as old use stops counting." : `It begins again ${until(period.end)}.` };
   if (forecast == null) return null;
   const { spent_at: at, earliest, latest } = forecast;
-  if (at === null) return { level: "ok", text: "Lasts until its end", more: earliest === null ? "At the pace of the last days." : `At the highest pace of the last days it will be spent on ${until(earliest)}.` };
-  const bounds = latest === null ? `From ${until(earliest)} on; at the lowest pace of the last days it lasts.` : `Between ${until(earliest)} and ${until(latest)}, by the pace of the last days.`;
+  if (at === null) return { level: "ok", text: "Lasts until its end", more: earliest === null ? "By the use of the last days." : `By the highest use of the last days it will be spent on ${until(earliest)}.` };
+  const bounds = latest === null ? `From ${until(earliest)} on; by the lowest use of the last days it lasts.` : `Between ${until(earliest)} and ${until(latest)}, by the use of the last days.`;
   return { level: "warn", text: `Will be spent on ${until(at)}`, more: bounds };
 }
 

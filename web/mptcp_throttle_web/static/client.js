@@ -109,7 +109,7 @@ function facts({ client, explain }) {
   const shown = [];
   if (client) {
     shown.push({ word: "Rate now", value: rate(client.sent_bps), more: client.networks.map(({ name, sent_bps: bps }) => `${rate(bps)} ${name ?? "elsewhere"}`).join(", ") });
-    shown.push({ word: "Waits because of us", value: wait(client.held_back_ms), more: "in the last 10 minutes, over its connections" });
+    shown.push({ word: "Waits because of caps", value: wait(client.held_back_ms), more: "in the last 10 minutes, over its connections" });
     shown.push({ word: "Subflows", value: integer(client.subflows), more: `${count(client.throttled_subflows, "subflow")} throttled, ${count(client.connections, "connection")}` });
   }
   const budgets = explain.networks.flatMap(({ budgets: all }) => all).filter(isOwn);

@@ -80,7 +80,7 @@ export class Paths {
     const width = Math.max(1.5, ((right - LEFT) * resolution) / (to - from) - 1);
     made.append(
       ...valueAxis({ ticks: valueTicks(highest, 2), y, left: LEFT, right, words: (value) => (value ? wait(value) : "0") }),
-      text(LEFT, top - 8, "Waiting that we cause", { class: "panel-title" }),
+      text(LEFT, top - 8, "Waiting caused by caps", { class: "panel-title" }),
       svg("g", { class: "hours" }, ...this.held.start.flatMap((at, place) => (this.held.values[place] ? [svg("rect", { class: "bar", x: x(at), width, y: y(this.held.values[place]), height: floor - y(this.held.values[place]) })] : []))),
       ...timeAxis({ from, to, x, left: LEFT, right, floor }),
     );

@@ -3,7 +3,7 @@
 import { byId, element, headsOf, icon, keep, rowOf, setText } from "./dom.js";
 import { count, duration, integer, rate, size } from "./format.js";
 
-const HEADS = [["Proxy", ""], ["State", ""], ["Heard of", "number"], ["Version", ""], ["Sends", "number"], ["Receives", "number"], ["Connections", "number"], ["Throttled", "number"]];
+const HEADS = [["Proxy", ""], ["State", ""], ["Last heard", "number"], ["Version", ""], ["Sends", "number"], ["Receives", "number"], ["Connections", "number"], ["Throttled", "number"]];
 const LEVELS = { reachable: ["ok", "ok"], late: ["warn", "warn"], gone: ["bad", "bad"] };
 
 function isHeard({ state }) {

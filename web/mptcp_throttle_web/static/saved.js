@@ -1,4 +1,4 @@
-// What caps save, by the control group: a bar of what was carried, within what it would have been without us.
+// What caps save, by the control group: a bar of what was carried, within what it would have been without caps.
 
 import { byId, element, refill, setText } from "./dom.js";
 import { count, percent, size } from "./format.js";
@@ -7,7 +7,7 @@ const TITLES = { today: "Today", month: "This month" };
 
 function bar({ carried, without, saved, low, high }) {
   const most = Math.max(carried + high, without, carried);
-  const label = `${size(carried)} carried, ${size(without)} without us; with 95 % confidence ${size(carried + low)} to ${size(carried + high)}`;
+  const label = `${size(carried)} carried, ${size(without)} without caps; with 95 % confidence ${size(carried + low)} to ${size(carried + high)}`;
   const made = element("div", { className: "saved-bar", role: "img", "aria-label": label });
   const part = (name, value) => made.style.setProperty(name, Math.max(0, value) / most);
   part("--carried", carried);
@@ -27,7 +27,7 @@ function period(shown, least) {
   }
   const isShown = low > 0;
   const figure = element("p", { className: "figure" }, element("b", { textContent: isShown ? size(saved) : "nothing shown" }), isShown ? element("span", { textContent: `${percent(fraction)} less` }) : null);
-  const scale = element("p", { className: "dim small" }, element("span", { textContent: `${size(carried)} carried, ${size(without)} without us.` }), " ", element("span", { textContent: `With 95 % confidence ${size(Math.max(0, low))} to ${size(high)} saved.` }));
+  const scale = element("p", { className: "dim small" }, element("span", { textContent: `${size(carried)} carried, ${size(without)} without caps.` }), " ", element("span", { textContent: `With 95 % confidence ${size(Math.max(0, low))} to ${size(high)} saved.` }));
   return element("div", { className: "saved" }, label, figure, bar(shown), scale);
 }
 
@@ -37,7 +37,7 @@ export function showSaved(answer, networks) {
   if (panel.hidden) return;
   const names = answer.networks.length ? answer.networks.join(", ") : "networks with a cap";
   const control = answer.periods.reduce((most, { control: { connections } }) => Math.max(most, connections), 0);
-  const foot = `Control group: ${percent(answer.share)} of connections are left without caps by chance; ${count(control, "connection")} this month.`;
+  const foot = `Control group: ${percent(answer.share)} of connections, chosen at random, have no caps; ${count(control, "connection")} this month.`;
   const expensive = networks.findLastIndex(({ name }) => answer.networks.includes(name));
   panel.className = `panel net-${expensive < 0 ? 0 : (expensive % 6) + 1}`;
   setText(byId("saved-title"), `Saved on ${names}`);

@@ -72,7 +72,7 @@ export function showTimeline(changed = {}) {
   if (box.childElementCount === 0) box.append(element("div"), element("p", { className: "table-foot dim" }, element("span"), element("button", { type: "button", textContent: "Show all", onclick: () => { isWhole = true; showTimeline(); } })));
   const shown = isWhole ? all : all.slice(0, SHOWN);
   showDays(box.firstElementChild, shown, shownOf.networks);
-  setText(box.querySelector(".table-foot span"), all.length === 0 ? "Nothing that is shown." : `${count(shown.length, "line")} of ${all.length}.`);
+  setText(box.querySelector(".table-foot span"), all.length === 0 ? "Nothing to show." : `${count(shown.length, "line")} of ${all.length}.`);
   box.querySelector(".table-foot button").hidden = shown.length === all.length;
 }
 

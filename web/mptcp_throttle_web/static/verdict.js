@@ -7,7 +7,7 @@ const ATTENTION = { text: "Needs attention", href: "#attention-panel" };
 
 // The text is a list of pieces: a string, {text, href} for a link, {network}, or {command}.
 function ofAnswer({ daemon, networks, verdict, clients, rates_age: age }) {
-  if (verdict.level === "away") return { level: "bad", title: "The daemon does not know any connection", text: ["Everything is free meanwhile. See ", ATTENTION, "."] };
+  if (verdict.level === "away") return { level: "bad", title: "The daemon does not know any connection", text: ["Nothing is throttled meanwhile. See ", ATTENTION, "."] };
   if (verdict.level === "problem") {
     const title = verdict.not_enforced
       ? `${words(verdict.not_enforced, "rate")} ${verdict.not_enforced === 1 ? "is" : "are"} not enforced`

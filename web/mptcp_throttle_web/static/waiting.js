@@ -1,4 +1,4 @@
-// The waiting that we cause: data that waited for a subflow that was held back.
+// Waiting caused by caps: data that waited for a subflow that was held back.
 
 import { clientLink, ruleWord } from "./names.js";
 import { byId, element, networkName, refill, svg } from "./dom.js";
