@@ -29,11 +29,15 @@ class ValkeyError(Exception):
 
 
 class RefusedReply(ValkeyError):
-    """The reply to command `number`, counted from 0, is more than allowed, or none. The connection is closed."""
+    """The reply to command `number`, counted from 0, is more than allowed, or none. The connection is closed.
 
-    def __init__(self, number: int) -> None:
+    If that reply is an array, `within` is the element of which this is true, if one is, counted from 0.
+    """
+
+    def __init__(self, number: int, within: int | None = None) -> None:
         super().__init__("the server's answer is too long, or not RESP")
         self.number = number
+        self.within = within
 
 
 def read_secret(path: str) -> str:
@@ -112,7 +116,7 @@ class Connection:
             return replies(data, number)
         except MalformedReply as error:
             self.close()
-            raise RefusedReply(error.number) from error
+            raise RefusedReply(error.number, error.within) from error
 
     def replies_to(self, commands: bytes, number: int, most_bytes: int) -> bytes:
         """The bytes of the replies to so many encoded commands, up to `most_bytes`.
@@ -130,7 +134,7 @@ class Connection:
             while not data.endswith(end):
                 if len(data) > most_bytes + len(end):
                     self.close()
-                    raise RefusedReply(_complete(bytes(data), number))
+                    raise _refused(bytes(data), number)
                 data += self._received(deadline)
         except OSError as error:
             self.close()
@@ -155,12 +159,12 @@ class Connection:
         self._stream.close()
 
 
-def _complete(data: bytes, number: int) -> int:
-    """How many replies are complete."""
+def _refused(data: bytes, number: int) -> RefusedReply:
+    """What says which reply is not complete."""
     try:
-        return len(replies(data, number))
+        return RefusedReply(len(replies(data, number)))
     except MalformedReply as error:
-        return min(error.number, number - 1)
+        return RefusedReply(min(error.number, number - 1), error.within)
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:

@@ -20,10 +20,22 @@ _HEADERS: Final = tuple(b"$%d" % length for length in range(_SHORT + 1))
 
 
 class MalformedReply(ValueError):
-    """Bytes that are no replies; `number` replies before them are."""
+    """Bytes that are no replies; `number` replies before them are.
+
+    They may begin an array, of which so many elements are `within` them; None: they do not.
+    """
+
+    def __init__(self, number: int, within: int | None = None) -> None:
+        super().__init__("the server's answer is not RESP")
+        self.number = number
+        self.within = within
+
+
+class _MalformedArray(ValueError):
+    """Of an array, `number` elements are replies, and the next one is none."""
 
     def __init__(self, number: int) -> None:
-        super().__init__("the server's answer is not RESP")
+        super().__init__("an array is incomplete")
         self.number = number
 
 
@@ -61,6 +73,8 @@ def replies(data: bytes, number: int) -> list[Reply]:
         while len(made) < number:
             reply, at = _reply(data, at, 0)
             made.append(reply)
+    except _MalformedArray as error:
+        raise MalformedReply(len(made), error.number) from error
     except ValueError as error:
         raise MalformedReply(len(made)) from error
     if at != len(data):
@@ -105,9 +119,12 @@ def _array(data: bytes, at: int, length: int, depth: int) -> tuple[Reply, int]:
     if short is not None:
         return short
     made: list[Reply] = []
-    for _ in range(length):
-        reply, at = _reply(data, at, depth + 1)
-        made.append(reply)
+    try:
+        while len(made) < length:
+            reply, at = _reply(data, at, depth + 1)
+            made.append(reply)
+    except ValueError as error:
+        raise _MalformedArray(len(made)) from error
     return tuple(made), at
 
 

@@ -257,6 +257,14 @@ def test_content_without_bounds_is_refused_and_harms_no_other(
     assert proxies[0].ledger.used_elsewhere(SECOND) == 0
 
 
+def test_hash_filled_by_another_user_has_the_totals_of_all_proxies(server: ValkeyServer, proxies: list[Proxy]) -> None:
+    words = [word for number in range(300) for word in (f"p.{number:08x}", "1")]
+    server.cli("HSET", hash_of(CLIENT), *words, "p.00000000", "9" * 100_000, user="proxy-4")
+    carry_on(proxies)
+    wait_right(proxies)
+    assert "has more in it than proxies write" in str(proxies[0].thread.state.refusal)
+
+
 @pytest.mark.parametrize("field", ["liar.00000000", "no proxy"])
 def test_wrong_report_is_refused_and_hides_no_proxy(server: ValkeyServer, proxies: list[Proxy], field: str) -> None:
     names = {f"proxy-{number}" for number in range(3)}

@@ -196,6 +196,9 @@ class ModelValkey:
         if verb == b"HSCAN":
             items = [] if hashed is None else [bulk(word) for item in hashed.fields.items() for word in item]
             return b"*2\r\n$1\r\n0\r\n*%d\r\n%b" % (len(items), b"".join(items))
+        if verb == b"HMGET":
+            values = [None if hashed is None else hashed.fields.get(key) for key in words[2:]]
+            return b"*%d\r\n%b" % (len(values), b"".join(b"$-1\r\n" if each is None else bulk(each) for each in values))
         if verb == b"HDEL":
             return b":%d\r\n" % (hashed is not None and hashed.fields.pop(words[2], None) is not None)
         if verb == b"EXPIRE":

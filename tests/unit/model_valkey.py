@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mptcp_throttle.valkey.connection import RefusedReply, ValkeyError
-from mptcp_throttle.valkey.resp import ErrorReply, Reply, replies
+from mptcp_throttle.valkey.resp import ErrorReply, Reply, bulk, replies
 from mptcp_throttle.valkey.server import Server
 
 Hashes = dict[bytes, dict[bytes, bytes]]
@@ -27,6 +27,7 @@ class ModelConnection:
     server: Server = Server("192.0.2.1", 6379)  # noqa: RUF009
     commands: list[bytes] = field(default_factory=list)
     asked: list[tuple[Reply, ...]] = field(default_factory=list)
+    received: int = 0
     writable: set[bytes] | None = None
     before: Callable[[bytes], None] = lambda _: None
 
@@ -45,6 +46,22 @@ class ModelConnection:
             made.append(self._reply(*[word for word in words if isinstance(word, bytes)]))
         assert len(str(made)) < 10 * most_bytes
         return made
+
+    def replies_to(self, commands: bytes, number: int, most_bytes: int) -> bytes:
+        """As `Connection`."""
+        self.received += len(commands)
+        made: list[bytes] = []
+        for command in replies(commands, number):
+            (reply,) = self.ask([_command(command)], 2**30)
+            made.append(_encoded(reply))
+            if len(made[-1]) > most_bytes:
+                within = [len(_encoded(each)) > most_bytes for each in reply] if isinstance(reply, tuple) else []
+                raise RefusedReply(len(made) - 1, within.index(True) if any(within) else None)
+        return b"".join(made)
+
+    def parsed(self, data: bytes, number: int) -> list[Reply]:
+        """As `Connection`."""
+        return replies(data, number)
 
     def close(self) -> None:
         """As `Connection`."""
@@ -76,3 +93,23 @@ class ModelConnection:
             case b"EXPIRE", _:
                 return 1
         raise AssertionError(verb)
+
+
+def _command(words: Reply) -> bytes:
+    assert isinstance(words, tuple)
+    return b"*%d\r\n%b" % (len(words), b"".join(bulk(word) for word in words if isinstance(word, bytes)))
+
+
+def _encoded(reply: Reply) -> bytes:
+    match reply:
+        case ErrorReply():
+            return b"-%b\r\n" % reply.text.encode()
+        case None:
+            return b"$-1\r\n"
+        case int():
+            return b":%d\r\n" % reply
+        case bytes():
+            return bulk(reply)
+        case tuple():
+            return b"*%d\r\n%b" % (len(reply), b"".join(map(_encoded, reply)))
+    raise AssertionError(reply)

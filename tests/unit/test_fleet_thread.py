@@ -11,7 +11,7 @@ from model_ledger import KEY, PERIOD, ModelLedger
 from mptcp_throttle.periods import Period
 from mptcp_throttled.fleet.book import FAR_ROUNDS, ROUND_TICKS, Book
 from mptcp_throttled.fleet.exchange import ExchangeError, ReadReports, Totals, WriteRefused
-from mptcp_throttled.fleet.keys import PROXIES, field_of, name_of
+from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES, field_of, name_of
 from mptcp_throttled.fleet.refusals import Refusals
 from mptcp_throttled.fleet.reports import LEFT_SECONDS, Report
 from mptcp_throttled.fleet.thread import TICK_SECONDS, FleetThread, Identity
@@ -66,6 +66,15 @@ class ModelExchange:
             raise ExchangeError("the server's answer is too long", self.model.endless)
         self.model.reads += len(names)
         return [repr(self.model.hashes.get(name, {})).encode() for name in names]
+
+    def is_filled(self, content: bytes) -> bool:
+        return len(eval(content)) > MAX_FIELDS  # noqa: S307
+
+    def read_fields(self, asked: Sequence[tuple[bytes, tuple[str, ...]]]) -> Sequence[bytes]:
+        self.check()
+        self.model.reads += len(asked)
+        hashes = [(self.model.hashes.get(name, {}), fields) for name, fields in asked]
+        return [repr({each: hashed[each] for each in fields if each in hashed}).encode() for hashed, fields in hashes]
 
     def rest(self, content: bytes, own: int) -> bytes | None:
         by_field = eval(content)  # noqa: S307

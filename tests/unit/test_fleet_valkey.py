@@ -135,6 +135,42 @@ def test_rest_of_a_hash_is_without_the_total_of_this_proxy(total: str) -> None:
     assert exchange.rest(without, 17) is None
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        scanned(TWO, "5", cursor="96"),
+        scanned(*(word for n in range(MAX_FIELDS + 1) for word in (f"p.{n:08x}", "1"))),
+        scanned(TWO, "9" * 10_000),
+    ],
+    ids=["not all of it", "short fields", "a long value"],
+)
+def test_hash_with_more_than_proxies_write_is_filled(reply: bytes) -> None:
+    exchange, _ = exchange_with(reply + scanned(*(word for n in range(MAX_FIELDS) for word in (f"p.{n:08x}", "1"))))
+    assert [exchange.is_filled(content) for content in exchange.read(NAMES)] == [True, False]
+
+
+def test_fields_of_known_proxies_are_read_by_one_command_for_each_hash() -> None:
+    exchange, stream = exchange_with(hash_of("17", "5") + b"*2\r\n$1\r\n7\r\n$-1\r\n")
+    contents = exchange.read_fields([(name, (ONE, TWO)) for name in NAMES])
+    assert stream.sent.startswith(b"".join(encoded(b"HMGET", name, ONE.encode(), TWO.encode()) for name in NAMES))
+    assert [exchange.totals(content) for content in contents] == [Totals({ONE: 17, TWO: 5}), Totals({ONE: 7})]
+    # As in a hash that is read as a whole.
+    assert exchange.rest(contents[0], 17) == hash_of(TWO, "5")
+
+
+@pytest.mark.parametrize("value", ["9" * 19, "9" * 1000, "x" * 1000])
+def test_field_that_is_no_total_hides_no_other_field(value: str) -> None:
+    exchange, _ = exchange_with(hash_of("17", value))
+    (content,) = exchange.read_fields([(NAMES[0], (ONE, TWO))])
+    assert exchange.totals(content) == Totals({ONE: 17}, [f"has '{value[:20]}' as the total of {TWO}"])
+
+
+def test_fields_of_what_is_no_hash_are_refused() -> None:
+    exchange, _ = exchange_with(b"-WRONGTYPE Operation against a key\r\n" + hash_of("5"))
+    contents = exchange.read_fields([(name, (TWO,)) for name in NAMES])
+    assert [exchange.totals(content) for content in contents] == [Totals({}, ["is no hash"]), Totals({TWO: 5})]
+
+
 def test_value_that_looks_like_an_answer_is_that_of_its_own_hash() -> None:
     forged = scanned(TWO, "5").decode()
     first, second = read(scanned(forged, forged), scanned(TWO, "6"))
@@ -214,8 +250,17 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_hash_whose_answer_has_no_end_is_named(sockets: tuple[socket.socket, socket.socket]) -> None:
     ours, server = sockets
-    server.sendall(scanned(TWO, "5") + b"*2\r\n$1\r\n0\r\n*2\r\n$99999999\r\n" + b"x" * 50_000)
+    server.sendall(scanned(TWO, "5") + b"*2\r\n$1\r\n0\r\n*2\r\n$99999999\r\n" + b"x" * 200_000)
     exchange = ValkeyExchange(Connection(ours, Server("a", 1), 1.0), ONE)
     with pytest.raises(ExchangeError) as refused:
         exchange.read(NAMES)
     assert refused.value.name == NAMES[1]
+
+
+def test_field_whose_value_has_no_end_is_named(sockets: tuple[socket.socket, socket.socket]) -> None:
+    ours, server = sockets
+    server.sendall(hash_of("17", "5") + b"*2\r\n$1\r\n7\r\n$99999999\r\n" + b"x" * 200_000)
+    exchange = ValkeyExchange(Connection(ours, Server("a", 1), 1.0), ONE)
+    with pytest.raises(ExchangeError) as refused:
+        exchange.read_fields([(name, (ONE, TWO)) for name in NAMES])
+    assert (refused.value.name, refused.value.field) == (NAMES[1], TWO)

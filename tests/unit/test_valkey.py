@@ -78,6 +78,15 @@ def test_reply_that_is_none_is_refused(data: bytes, number: int) -> None:
     assert refused.value.number == number
 
 
+@pytest.mark.parametrize(
+    ("data", "within"), [(b"*3\r\n$1\r\na\r\n$9\r\nb", 1), (b"*3\r\n*1\r\n$9\r\nb", 0), (b"$9\r\nb", None)]
+)
+def test_element_of_an_array_that_is_incomplete_is_named(data: bytes, within: int | None) -> None:
+    with pytest.raises(MalformedReply) as refused:
+        replies(b":1\r\n" + data, 2)
+    assert (refused.value.number, refused.value.within) == (1, within)
+
+
 def test_damaged_replies_are_read_or_refused() -> None:
     def read(data: bytes) -> None:
         with suppress(MalformedReply):

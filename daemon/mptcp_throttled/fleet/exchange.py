@@ -13,11 +13,15 @@ from mptcp_throttled.fleet.reports import Report
 
 
 class ExchangeError(ValkeyError):
-    """Why nothing can be exchanged now, in one line; `name` is the hash whose content is the reason, if any is."""
+    """Why nothing can be exchanged now, in one line.
 
-    def __init__(self, problem: str, name: bytes | None = None) -> None:
+    `name` is the hash whose content is the reason, if any is, and `field` what in it is, if that is known.
+    """
+
+    def __init__(self, problem: str, name: bytes | None = None, field: str | None = None) -> None:
         super().__init__(problem)
         self.name = name
+        self.field = field
 
 
 class WriteRefused(ExchangeError):
@@ -53,6 +57,12 @@ class Exchange(Protocol):
 
     def read(self, names: Sequence[bytes]) -> Sequence[bytes]:
         """What is in these hashes. Equal bytes mean equal totals."""
+
+    def is_filled(self, content: bytes) -> bool:
+        """Whether a hash has more in it than proxies write. Its totals are not known."""
+
+    def read_fields(self, asked: Sequence[tuple[bytes, tuple[str, ...]]]) -> Sequence[bytes]:
+        """As `read`, but of each hash these fields alone, of which there is at least one."""
 
     def rest(self, content: bytes, own: int) -> bytes | None:
         """What is in a hash besides the total of this proxy; None if that is not as it was published."""

@@ -62,10 +62,13 @@ class _Seen(NamedTuple):
 class Reports:
     """The last report of each proxy, by its field. For one thread; `now` is in monotonic seconds.
 
-    Of more than `MAX_FIELDS`, those that were heard last.
+    Of more than `MAX_FIELDS`, those that were heard last. `writers` are the fields that may be in hashes of totals: of
+    all proxies that were in the list, also of those that have left it. Who comes when there are `MAX_FIELDS` of them
+    takes the place of one that has not been there for `GONE_SECONDS`, if any: names that nobody has hide no proxy.
     """
 
     def __init__(self) -> None:
+        self._writers: dict[str, float] = {}
         # By when they were heard.
         self._seen: dict[str, _Seen] = {}
 
@@ -84,6 +87,24 @@ class Reports:
                 self._seen[writer] = before if before.report == report else _Seen(report, now, now)
         latest = sorted(self._seen.items(), key=lambda item: item[1].heard)
         self._seen = dict(latest[-MAX_FIELDS:])
+        for writer in reports:
+            if writer in self._writers or self._has_room(now):
+                self._writers[writer] = now
+
+    def _has_room(self, now: float) -> bool:
+        """Whether there is room for another writer, perhaps since one has left."""
+        if len(self._writers) < MAX_FIELDS:
+            return True
+        longest = min(self._writers, key=self._writers.__getitem__)
+        has_left = now - self._writers[longest] >= GONE_SECONDS
+        if has_left:
+            del self._writers[longest]
+        return has_left
+
+    @property
+    def writers(self) -> Mapping[str, float]:
+        """By field when it was in the list last."""
+        return self._writers
 
     def proxies(self) -> dict[str, KnownProxy]:
         """What is known of each proxy by its name: of several ledgers, the latest counts."""

@@ -31,7 +31,10 @@ _KEPT_SECONDS: Final = 2 * _DAY
 _AGAIN_SECONDS: Final = 1.0
 _AGAIN_FACTOR: Final = 4
 _FORGET_TICKS: Final = 240
+# So long after a hash was filled by who is no proxy, only fields of known proxies are read.
+_BY_FIELD_SECONDS: Final = 600.0
 _ENDLESS: Final = "is too long, or no hash"
+_FILLED: Final = "has more in it than proxies write: only what known ones have written there is read"
 _LIST: Final = "the list of proxies"
 
 
@@ -89,6 +92,7 @@ class FleetThread(threading.Thread):
         self._reported = 0
         self._reports = Reports()
         self._proxies_refused_until = -math.inf
+        self._by_field_until = -math.inf
         self._refusals = refusals
         self._tell = tell
         self._is_away = False
@@ -167,6 +171,8 @@ class FleetThread(threading.Thread):
                 book.note_lost(self._ledger.own_totals(Scope.ALL))
                 self._publish(exchange, book, book.all_unpublished())
                 self._report(exchange)
+                if not self._reports.writers:
+                    self._read_reports(exchange, now)
             finally:
                 # Whoever deletes totals again and again must not keep this thread busy.
                 self._again_at = now + max(_AGAIN_SECONDS, _AGAIN_FACTOR * (time.monotonic() - began))
@@ -215,15 +221,8 @@ class FleetThread(threading.Thread):
         entries = book.due_to_read(self._tick, now)
         if not entries:
             return
-        try:
-            contents = exchange.read([entry.name for entry in entries])
-        except ExchangeError as error:
-            if error.name is not None:
-                book.refuse(error.name, now)
-                self._refuse(error.name.decode(), [_ENDLESS], now)
-            raise
         changed: list[UsedElsewhere] = []
-        for entry, content in zip(entries, contents, strict=True):
+        for entry, content in zip(entries, self._contents(exchange, book, entries, now), strict=True):
             entry.is_unread = False
             rest = exchange.rest(content, entry.published) if entry.is_published else content
             if rest is None:
@@ -236,6 +235,40 @@ class FleetThread(threading.Thread):
                     changed.append(entry.used_elsewhere)
         if changed:
             self._ledger.note_elsewhere(changed)
+
+    def _contents(self, exchange: Exchange, book: Book, entries: Sequence[Entry], now: float) -> Sequence[bytes]:
+        """What is in the hashes of these.
+
+        Who may write there can fill one. Of all, only the fields of known proxies are read then, and for a while.
+        """
+        if now >= self._by_field_until:
+            contents = self._whole_contents(exchange, [entry.name for entry in entries], now)
+            if contents is not None:
+                return contents
+        known = {self._field: None, **self._reports.writers}
+        try:
+            return exchange.read_fields([(entry.name, entry.fields(known, now)) for entry in entries])
+        except ExchangeError as error:
+            if error.name is not None:
+                book.refuse(error.name, error.field, now)
+                what = _ENDLESS if error.field is None else f"has a total of {error.field} that is too long"
+                self._refuse(error.name.decode(), [what], now)
+            raise
+
+    def _whole_contents(self, exchange: Exchange, names: Sequence[bytes], now: float) -> Sequence[bytes] | None:
+        """All that is in these hashes; None: one has more in it than proxies write."""
+        try:
+            contents = exchange.read(names)
+        except ExchangeError as error:
+            if error.name is not None:
+                self._by_field_until = now + _BY_FIELD_SECONDS
+                self._refuse(error.name.decode(), [_FILLED], now)
+            raise
+        filled = [name for name, content in zip(names, contents, strict=True) if exchange.is_filled(content)]
+        for name in filled:
+            self._by_field_until = now + _BY_FIELD_SECONDS
+            self._refuse(name.decode(), [_FILLED], now)
+        return None if filled else contents
 
     def _look_at_own(self, exchange: Exchange, book: Book, entry: Entry, content: bytes, now: float) -> None:
         """A hash does not have the total of this proxy as it was published."""

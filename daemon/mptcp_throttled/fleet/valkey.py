@@ -1,6 +1,8 @@
-"""The exchange of totals with a server of Valkey or Redis: HSET, EXPIRE, HSCAN and HDEL, many in one write.
+"""The exchange of totals with a server of Valkey or Redis: HSET, EXPIRE, HSCAN, HMGET and HDEL, many in one write.
 
 HSCAN gives a small hash as a whole, and of a huge one only a part, which is refused: HGETALL would give all of it.
+HMGET gives what known proxies have written there, whatever else is in it. Its command names all of them: for a fleet of
+50, that is ten times as many bytes.
 """
 
 from __future__ import annotations
@@ -24,9 +26,15 @@ ANSWER_SECONDS: Final = 3.0
 
 _BATCH: Final = 500
 _MOST_BYTES: Final = MAX_FIELDS * len("$41\r\n\r\n$18\r\n\r\n") + MAX_FIELDS * (41 + 18)
+_FEWEST_BYTES: Final = MAX_FIELDS * len("$10\r\np.00000000\r\n$1\r\n1\r\n")
+"""Of `MAX_FIELDS`."""
 _MOST_BYTES_OF_REPORTS: Final = _MOST_BYTES + MAX_FIELDS * MOST_CHARACTERS
+_LEAST_BOUND: Final = 2**17
+"""What may be read at any rate: many short fields do not end the connection."""
 _MOST_BYTES_OF_STATUS: Final = 200
 _MOST_TOTAL: Final = 10**18
+_MOST_DIGITS: Final = len(str(_MOST_TOTAL))
+_BYTES_OF_HEADER: Final = len("$128\r\n\r\n")
 _NO_HASH: Final = b"is no hash"
 _TOO_MANY_FIELDS: Final = b"has too many fields"
 _SCANNED: Final = b"*2\r\n$1\r\n0\r\n"
@@ -110,7 +118,7 @@ class ValkeyExchange:
         command = b"*5\r\n$5\r\nHSCAN\r\n$%d\r\n%b\r\n$1\r\n0\r\n$5\r\nCOUNT\r\n" + bulk(b"%d" % MAX_FIELDS)
         commands = b"".join([command % (len(name), name) for name in names])
         try:
-            data = self._connection.replies_to(commands, len(names), len(names) * most_bytes)
+            data = self._connection.replies_to(commands, len(names), max(len(names) * most_bytes, _LEAST_BOUND))
             first, *contents = data.split(_SCANNED)
             if len(contents) == len(names) and not first:
                 return contents
@@ -125,12 +133,56 @@ class ValkeyExchange:
         """What `read` gives of a reply; of one that is no hash, an error."""
         match reply:
             case ErrorReply():
-                if reply.code != "WRONGTYPE":
-                    raise ExchangeError(f"{self._server}: {reply.text}")
-                return _NO_HASH
+                return self._no_content(reply)
             case (b"0", (*words,)):
-                return b"*%d\r\n%b" % (len(words), b"".join([bulk(_bytes(word)) for word in words]))
+                return _encoded_hash([_bytes(word) for word in words])
         return _TOO_MANY_FIELDS
+
+    def _no_content(self, reply: ErrorReply) -> bytes:
+        if reply.code != "WRONGTYPE":
+            raise ExchangeError(f"{self._server}: {reply.text}")
+        return _NO_HASH
+
+    @staticmethod
+    def is_filled(content: bytes) -> bool:
+        """As `Exchange`."""
+        if content == _TOO_MANY_FIELDS or len(content) > _MOST_BYTES:
+            return True
+        return len(content) > _FEWEST_BYTES and int(content[1 : content.index(b"\r\n")]) > 2 * MAX_FIELDS
+
+    def read_fields(self, asked: Sequence[tuple[bytes, tuple[str, ...]]]) -> Sequence[bytes]:
+        """As `Exchange`."""
+        contents: list[bytes] = []
+        for begin in range(0, len(asked), _BATCH):
+            contents += self._read_fields(asked[begin : begin + _BATCH], _MOST_DIGITS)
+        return contents
+
+    def _read_fields(self, asked: Sequence[tuple[bytes, tuple[str, ...]]], most: int) -> Sequence[bytes]:
+        """These fields of these hashes. Of a value with more than `most` bytes, one more is kept: it is refused."""
+        words = {fields: b"".join([bulk(field.encode()) for field in fields]) for fields in {each for _, each in asked}}
+        commands = [
+            b"*%d\r\n$5\r\nHMGET\r\n%b%b" % (2 + len(fields), bulk(name), words[fields]) for name, fields in asked
+        ]
+        bound = sum(len(fields) for _, fields in asked) * (most + _BYTES_OF_HEADER) + len(asked) * _BYTES_OF_HEADER
+        try:
+            data = self._connection.replies_to(b"".join(commands), len(asked), max(bound, _LEAST_BOUND))
+            made = self._connection.parsed(data, len(asked))
+        except RefusedReply as error:
+            name, fields = asked[min(error.number, len(asked) - 1)]
+            field = None if error.within is None else next(iter(fields[error.within :]), None)
+            raise ExchangeError(f"{self._server}: {error}", name, field) from error
+        except ValkeyError as error:
+            raise ExchangeError(str(error)) from error
+        return [self._values(fields, reply, most) for (_, fields), reply in zip(asked, made, strict=True)]
+
+    def _values(self, fields: Sequence[str], reply: Reply, most: int) -> bytes:
+        """What `read_fields` gives of a reply."""
+        if isinstance(reply, ErrorReply):
+            return self._no_content(reply)
+        if not isinstance(reply, tuple) or len(reply) != len(fields):
+            return _NO_HASH
+        present = [(field, value) for field, value in zip(fields, reply, strict=True) if isinstance(value, bytes)]
+        return _encoded_hash([word for field, value in present for word in (field.encode(), value[: most + 1])])
 
     def rest(self, content: bytes, own: int) -> bytes | None:
         """As `Exchange`."""
@@ -145,7 +197,7 @@ class ValkeyExchange:
         """As `Exchange`."""
         if content in (_NO_HASH, _TOO_MANY_FIELDS):
             return Totals({}, [content.decode()])
-        if len(content) > _MOST_BYTES:
+        if ValkeyExchange.is_filled(content):
             return Totals({}, ["has too many fields, or too long ones"])
         if _HASH.fullmatch(content) is not None:
             number, *lines = content.split(b"\r\n")
@@ -174,6 +226,11 @@ class ValkeyExchange:
     def close(self) -> None:
         """As `Exchange`."""
         self._connection.close()
+
+
+def _encoded_hash(words: Sequence[bytes]) -> bytes:
+    """Fields and values, as the server encodes them."""
+    return b"*%d\r\n%b" % (len(words), b"".join(map(bulk, words)))
 
 
 def _bytes(word: Reply) -> bytes:
@@ -205,7 +262,7 @@ def _checked(content: bytes, parse: Callable[[bytes], _Value], what: str) -> tup
 
 
 def _total(text: bytes) -> int:
-    if not text.isdigit() or len(text) > len(str(_MOST_TOTAL)) or int(text) >= _MOST_TOTAL:
+    if not text.isdigit() or len(text) > _MOST_DIGITS or int(text) >= _MOST_TOTAL:
         raise ValueError("no number of bytes")
     return int(text)
 

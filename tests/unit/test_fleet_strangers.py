@@ -1,0 +1,161 @@
+"""What strangers write at the server of a fleet keeps no proxy from knowing what the others have counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from ipaddress import ip_address
+from typing import Final
+
+import pytest
+from model_ledger import KEY, PERIOD, ModelLedger
+from model_valkey import Hashes, ModelConnection
+
+from mptcp_throttled.fleet.book import FAR_ROUNDS, REFUSED_SECONDS, ROUND_TICKS
+from mptcp_throttled.fleet.exchange import ExchangeError
+from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES, field_of, name_of
+from mptcp_throttled.fleet.refusals import Refusals
+from mptcp_throttled.fleet.thread import TICK_SECONDS, FleetThread, Identity
+from mptcp_throttled.fleet.valkey import ValkeyExchange
+from mptcp_throttled.vocabulary.fleet import OwnTotal
+
+CLIENT: Final = "192.0.2.1"
+HASH: Final = name_of(OwnTotal(KEY, ip_address(CLIENT), PERIOD, 0, 0.0), None)
+ALL_SECONDS: Final = TICK_SECONDS * ROUND_TICKS * FAR_ROUNDS
+"""In so many, each client that carries anything is read."""
+FIELDS: Final = {b"p.%08x" % number: b"1" for number in range(3 * MAX_FIELDS)}
+
+
+class Proxy:
+    """One whose thread is stepped by the test, with the commands of the product."""
+
+    def __init__(self, hashes: Hashes, name: str) -> None:
+        self.ledger, self.field, self.now = ModelLedger(), field_of(name, "00000000"), 1000.0
+        self.connections: list[ModelConnection] = []
+
+        def connect(own: str, _: int) -> ValkeyExchange:
+            self.connections.append(ModelConnection(hashes))
+            return ValkeyExchange(self.connections[-1], own)  # type: ignore[arg-type]
+
+        identify = lambda: Identity(self.field, None)  # noqa: E731
+        self.thread = FleetThread(name, 1e9, self.ledger, identify, connect, Refusals(), lambda _: None)
+        self.ledger.carry(CLIENT, 100)
+        self.run(ALL_SECONDS)
+
+    def run(self, seconds: float, each_tick: int = 0) -> None:
+        for _ in range(int(seconds / TICK_SECONDS)):
+            self.now += TICK_SECONDS
+            if each_tick:
+                self.ledger.carry(CLIENT, each_tick)
+            try:
+                self.thread.step(self.now)
+            except ExchangeError as error:
+                self.thread._note_failure(error)
+
+    def carry_on(self) -> None:
+        """Its client carries on, and all of that is published."""
+        self.run(ALL_SECONDS, each_tick=1)
+        self.run(ALL_SECONDS)
+
+    @property
+    def elsewhere(self) -> int:
+        return self.ledger.used_elsewhere(CLIENT)
+
+
+@pytest.fixture
+def hashes() -> Hashes:
+    return {}
+
+
+@pytest.fixture
+def proxies(hashes: Hashes) -> list[Proxy]:
+    """Two, of which the first has read what the second has counted."""
+    second = Proxy(hashes, "proxy-2")
+    first = Proxy(hashes, "proxy-1")
+    assert first.elsewhere == 100
+    return [first, second]
+
+
+@pytest.mark.parametrize(
+    "fields", [FIELDS, {b"p.00000000": b"9" * 50_000}, {b"p.00000000": b"9" * 10**6}], ids=["many", "long", "endless"]
+)
+def test_fields_of_strangers_hide_no_total(hashes: Hashes, proxies: list[Proxy], fields: dict[bytes, bytes]) -> None:
+    first, second = proxies
+    hashes[HASH].update(fields)
+    for _ in range(3):
+        second.carry_on()
+        first.carry_on()
+        assert first.elsewhere == second.ledger.used(CLIENT)
+    assert "has more in it than proxies write" in str(first.thread.state.refusal)
+    assert len(first.connections) <= 2
+
+
+def test_client_that_comes_to_a_filled_hash_has_used_what_is_in_it(hashes: Hashes, proxies: list[Proxy]) -> None:
+    hashes[HASH].update(FIELDS)
+    assert Proxy(hashes, "proxy-3").elsewhere == sum(proxy.ledger.used(CLIENT) for proxy in proxies)
+
+
+def test_proxy_that_has_just_joined_is_read_from_a_filled_hash(hashes: Hashes, proxies: list[Proxy]) -> None:
+    first, _ = proxies
+    hashes[HASH].update(FIELDS)
+    first.carry_on()
+    Proxy(hashes, "proxy-3")
+    first.carry_on()
+    assert first.elsewhere == 200
+
+
+def test_proxy_that_left_counts_as_before_in_a_filled_hash(hashes: Hashes, proxies: list[Proxy]) -> None:
+    first, second = proxies
+    del hashes[PROXIES][second.field.encode()]
+    hashes[HASH].update(FIELDS)
+    first.run(2 * ALL_SECONDS, each_tick=1)
+    assert first.elsewhere == 100
+    # What it had written last is read, too.
+    hashes[HASH][second.field.encode()] = b"150"
+    first.carry_on()
+    assert first.elsewhere == 150
+
+
+@pytest.mark.parametrize("size", [50_000, 10**6])
+def test_long_value_of_a_known_proxy_hides_only_its_own_total(hashes: Hashes, proxies: list[Proxy], size: int) -> None:
+    first, second = proxies
+    third = Proxy(hashes, "proxy-3")
+    first.carry_on()
+    hashes[HASH][third.field.encode()] = b"9" * size
+    second.carry_on()
+    first.carry_on()
+    assert first.elsewhere == second.ledger.used(CLIENT) + 100
+    assert len(first.connections) <= 3
+    third.carry_on()
+    first.run(REFUSED_SECONDS, each_tick=1)
+    first.carry_on()
+    assert first.elsewhere == second.ledger.used(CLIENT) + third.ledger.used(CLIENT)
+
+
+def test_filled_hash_is_read_by_no_more_commands_than_any_other(hashes: Hashes, proxies: list[Proxy]) -> None:
+    first, _ = proxies
+
+    def costs() -> tuple[Counter[bytes], int]:
+        (connection,) = first.connections
+        connection.commands.clear()
+        connection.received = 0
+        first.run(4 * ALL_SECONDS, each_tick=1)
+        return Counter(connection.commands), connection.received
+
+    well, received_well = costs()
+    hashes[HASH].update(FIELDS)
+    first.carry_on()
+    filled, received_filled = costs()
+    assert filled[b"HMGET"] + filled[b"HSCAN"] == well[b"HSCAN"]
+    assert received_filled - received_well < filled[b"HMGET"] * 2 * len(f"$18\r\n{first.field}\r\n")
+
+
+def test_names_of_nobody_hide_no_proxy_that_is_known(hashes: Hashes, proxies: list[Proxy]) -> None:
+    first, second = proxies
+    report = hashes[PROXIES].pop(second.field.encode())
+    hashes[PROXIES].update(dict.fromkeys([*FIELDS][: MAX_FIELDS - 1], report))
+    hashes[HASH].update(FIELDS)
+    first.carry_on()
+    second.carry_on()
+    first.carry_on()
+    used = dict(first.ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_proxy)
+    assert used["proxy-2"] == second.ledger.used(CLIENT)
