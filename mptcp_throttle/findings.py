@@ -131,6 +131,9 @@ def _fleet(fleet: Json) -> Iterator[Finding]:
     age = "never" if fleet["age"] is None else f"{fleet['age']:.0f} s ago"
     problem = f"{fleet['problem']}; totals were last shared {age}"
     yield note("fleet", is_well=fleet["problem"] is None, problem=problem, remedy=_FLEET)
+    if fleet.get("list_problem") is not None:  # missing while an earlier version runs
+        unknown = f"the list of proxies {fleet['list_problem']}: proxies that join are not seen, and states may be old"
+        yield Finding("fleet", unknown, _FLEET, harm=False)
     if fleet["refused"]:
         refused = f"{fleet['refused']} values at its server were refused, such as: {fleet['refusal']}"
         yield Finding("fleet", refused, _WRITERS, harm=False)

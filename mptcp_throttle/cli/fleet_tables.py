@@ -17,6 +17,8 @@ STYLES: Final = {REACHABLE: "", "late": "yellow", "gone": "red"}
 """Of a line about a proxy, by its state."""
 _MOST_SECONDS: Final = 120
 """Beyond, ages are in minutes."""
+_OLD_SECONDS: Final = 10
+"""A state that was seen so long ago has its age."""
 
 
 def show(command: str, data: Json) -> None:
@@ -75,17 +77,26 @@ def show_proxies(console: Console, proxies: Json) -> None:
     table = Table("proxy", "state", "last heard", "version", "sends", "receives", "connections", "throttled", box=None)
     for proxy in proxies:
         carries: tuple[str, ...] = ("-",) * 4
-        if proxy["state"] == REACHABLE:
+        if state_of(proxy) == REACHABLE:
             rates = (f"{proxy[key] / 1e6:.2f} Mb/s" for key in ("sent_bps", "received_bps"))
             carries = *rates, str(proxy["connections"]), str(proxy["throttled"])
-        cells = proxy["name"], proxy["state"], heard_of(proxy), proxy["version"], *carries
+        cells = proxy["name"], state_of(proxy), heard_of(proxy), proxy["version"], *carries
         table.add_row(*map(Text, cells), style=STYLES[proxy["state"]])
     console.print(table)
 
 
+def state_of(proxy: Json) -> str:
+    """The state of a proxy, and since when nothing more is known of it, if so."""
+    age = proxy.get("state_age", 0.0)  # missing while an earlier version runs
+    return str(proxy["state"]) if age < _OLD_SECONDS else f"{proxy['state']} {_ago(age)}"
+
+
 def heard_of(proxy: Json) -> str:
     """When a proxy was heard of last."""
-    age = proxy["age"]
+    return _ago(proxy["age"])
+
+
+def _ago(age: float) -> str:
     return f"{age:.0f} s ago" if age < _MOST_SECONDS else f"{age / 60:.0f} min ago"
 
 

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mptcp_throttle.cli.fleet_tables import REACHABLE, STYLES, heard_of
+from mptcp_throttle.cli.fleet_tables import REACHABLE, STYLES, heard_of, state_of
 from mptcp_throttle.cli.tables import shown_reason
 from mptcp_throttle.devices import named
 from mptcp_throttle.rpc import Json
@@ -145,16 +145,16 @@ def _line(text: str, style: str = "") -> Text:
 
 def _proxy_rows(proxies: Json, recent: Recent, *, ascii_only: bool) -> Iterator[tuple[Sequence[Text | str], str]]:
     """All proxies together, and each: first those that are not heard, then those that send most."""
-    heard = [proxy for proxy in proxies if proxy["state"] == REACHABLE]
-    silent = [proxy for proxy in proxies if proxy["state"] != REACHABLE]
+    heard = [proxy for proxy in proxies if state_of(proxy) == REACHABLE]
+    silent = [proxy for proxy in proxies if state_of(proxy) != REACHABLE]
     sums = {key: sum(proxy[key] for proxy in heard) for key in ("sent_bps", "received_bps", "connections")}
     cells = (_mbps(sums["sent_bps"]), _mbps(sums["received_bps"]))
     yield (f"{len(heard)} of {len(proxies)} proxies", *cells, *[""] * 4, f"{sums['connections']} connections"), "bold"
     busiest = sorted(heard, key=lambda proxy: -int(proxy["sent_bps"]))
     for proxy in [*silent, *busiest][:_PROXIES_SHOWN]:
         bars = sparkline(recent.rates[_OF_PROXY, str(proxy["name"])], ascii_only=ascii_only)
-        cells, state = ("-", "-"), f"{proxy['state']}: heard of {heard_of(proxy)}"
-        if proxy["state"] == REACHABLE:
+        cells, state = ("-", "-"), f"{state_of(proxy)}: heard of {heard_of(proxy)}"
+        if state_of(proxy) == REACHABLE:
             cells = _mbps(proxy["sent_bps"]), _mbps(proxy["received_bps"])
             state = f"{proxy['connections']} connections, {proxy['throttled']} subflows throttled"
         yield (Text(f"  {proxy['name']}"), *cells, "", "", "", bars, Text(state)), STYLES[proxy["state"]]

@@ -83,6 +83,8 @@ def show_status(data: Json) -> None:
     fleet = daemon.get("fleet")  # as the budget problem
     if fleet is not None:
         console.print(_fleet(fleet), style="red" if fleet["problem"] else None, markup=False)
+        if fleet.get("list_problem") is not None:  # missing while an earlier version runs
+            console.print(f"fleet: the list of proxies {fleet['list_problem']}", style="red", markup=False)
         fleet_tables.show_proxies(console, fleet["proxies"])
     leases = daemon.get("leases")  # as the budget problem
     if leases is not None and (leases["clients"] or leases["proxies"] > 1 or leases["problem"]):

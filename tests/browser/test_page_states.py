@@ -190,6 +190,15 @@ def test_proxies_of_a_fleet_are_listed_with_what_each_carries(own_browser: Brows
         wait_shown(page, "3 of 3 in reach send 89.0 Mb/s, for 360 connections")
 
 
+def test_state_of_a_proxy_that_was_seen_long_ago_has_its_age(own_browser: Browser, canned: CannedPage) -> None:
+    of_a_fleet(canned)
+    fleet = canned.event["daemon"]["fleet"]
+    fleet["proxies"] = [{**proxy, "state_age": 35.0} for proxy in fleet["proxies"]]
+    with opened(own_browser, canned) as page:
+        wait_shown(page, "0 of 3 in reach")
+        assert page.shows("proxy-2 reachable 35 s ago 1 s ago 1.0.0 \u2013 \u2013 \u2013 \u2013", "#proxies")
+
+
 def test_client_of_several_proxies_has_the_part_of_each(own_browser: Browser, canned: CannedPage) -> None:
     of_a_fleet(canned)
     with opened(own_browser, canned, BUS) as page:

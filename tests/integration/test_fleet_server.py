@@ -30,7 +30,7 @@ from mptcp_throttled.fleet.refusals import Refusals
 from mptcp_throttled.fleet.thread import FleetThread, Identity
 from mptcp_throttled.fleet.totals import LOWER_SECONDS
 from mptcp_throttled.fleet.valkey import connect
-from mptcp_throttled.vocabulary.fleet import OwnTotal, Presence, RateKey
+from mptcp_throttled.vocabulary.fleet import LATE_SECONDS, OwnTotal, Presence, RateKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -273,9 +273,27 @@ def test_wrong_report_is_refused_and_hides_no_proxy(server: ValkeyServer, proxie
     eventually(lambda: field in str(proxies[0].thread.state.refusal), "it is refused")
     state = proxies[0].thread.state
     assert {*state.proxies} == names
-    assert {state.presence(known_as) for known_as in state.proxies.values()} == {Presence.REACHABLE}
+    assert {known_as.presence for known_as in state.proxies.values()} == {Presence.REACHABLE}
     carry_on(proxies)
     wait_right(proxies)
+
+
+def test_list_of_proxies_of_another_type_makes_no_proxy_late(server: ValkeyServer, proxies: list[Proxy]) -> None:
+    names = {f"proxy-{number}" for number in range(3)}
+    eventually(lambda: {*proxies[0].thread.state.proxies} == names, "all are known")
+    server.cli("EVAL", "redis.call('DEL', KEYS[1]); redis.call('SET', KEYS[1], 'x')", "1", "mptcp-throttle:proxies")
+
+    def oldest() -> float:
+        return time.monotonic() - min(known.looked for known in proxies[0].thread.state.proxies.values())
+
+    eventually(lambda: oldest() > LATE_SECONDS + 1, "they were seen long ago", 20, seen=oldest)
+    state = proxies[0].thread.state
+    assert (state.problem, state.list_problem) == (None, "is no hash")
+    assert {known_as.presence for known_as in state.proxies.values()} == {Presence.REACHABLE}
+    carry_on(proxies)
+    wait_right(proxies)
+    server.cli("DEL", "mptcp-throttle:proxies")
+    eventually(lambda: proxies[0].thread.state.list_problem is None and oldest() < LATE_SECONDS, "it is there again")
 
 
 def test_list_of_proxies_without_an_end_keeps_no_total_from_the_rest(

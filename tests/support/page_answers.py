@@ -343,14 +343,14 @@ def caps(row: Json) -> list[Json]:
 def fleet(*, is_late: bool = True) -> Json:
     """Of three proxies, of which one may not be heard."""
     load = {"version": "1.0.0", "received_bps": 5_000_000, "connections": 120, "throttled": 31}
-    heard = {**load, "state": "reachable", "age": 1.2}
+    heard = {**load, "state": "reachable", "state_age": 0.4, "age": 1.2}
     proxies = [
         {**heard, "name": "proxy-1", "sent_bps": 60_000_000},
         {**heard, "name": "proxy-2", "sent_bps": 20_000_000},
         {**heard, "name": "proxy-3", "sent_bps": 9_000_000} | ({"state": "late", "age": 35.0} if is_late else {}),
     ]
     exchange = {"name": "proxy-1", "server": "valkey.example.net:6379", "problem": None, "age": 0.4}
-    return {**exchange, "proxies": proxies, "refused": 0, "refusal": None}
+    return {**exchange, "proxies": proxies, "list_problem": None, "refused": 0, "refusal": None}
 
 
 def of_several_proxies(client: Json) -> Json:

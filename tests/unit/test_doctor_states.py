@@ -494,6 +494,10 @@ def policy_whose_server_is_away(host: Examined, is_well: bool) -> None:
     host.daemon(policy={"fleet": "europe", "in_use": None, "problem": None, "away": away})
 
 
+def fleet_whose_list_cannot_be_read(host: Examined, is_well: bool) -> None:
+    with_fleet(host, list_problem=None if is_well else "is no hash")
+
+
 def fleet_with_refused_values(host: Examined, is_well: bool) -> None:
     with_fleet(host, refused=0 if is_well else 3, refusal="a hash has '-1' as the total of proxy-2.00000000")
 
@@ -582,6 +586,7 @@ STATES: Final[dict[Check, tuple[State, ...]]] = {
         features_switched_off,
         fleet_whose_server_is_away,
         fleet_whose_rates_cannot_be_leased,
+        fleet_whose_list_cannot_be_read,
         fleet_with_refused_values,
         policy_that_is_refused,
         policy_whose_server_is_away,

@@ -58,10 +58,8 @@ def test_text_that_is_no_report_is_refused(text: str) -> None:
         Report.parse(text)
 
 
-def presences(reports: Reports, now: float) -> dict[str, Presence]:
-    proxies = reports.proxies()
-    state = FleetState("proxy-1", exchanged_at=now, proxies=proxies)
-    return {name: state.presence(proxy) for name, proxy in proxies.items()}
+def presences(reports: Reports) -> dict[str, Presence]:
+    return {name: proxy.presence for name, proxy in reports.proxies().items()}
 
 
 def test_proxy_that_is_silent_is_late_and_then_gone_until_it_reports_again() -> None:
@@ -73,22 +71,22 @@ def test_proxy_that_is_silent_is_late_and_then_gone_until_it_reports_again() -> 
         (GONE_SECONDS, Presence.GONE),
     ):
         reports.note({ONE: report(1)}, 1000.0 + silent, AT + silent, is_whole=True)
-        assert presences(reports, 1000.0 + silent) == {"proxy-1": expected}
+        assert presences(reports) == {"proxy-1": expected}
     reports.note({ONE: report(2)}, 2000.0, AT + 1000, is_whole=True)
-    assert presences(reports, 2000.0) == {"proxy-1": Presence.REACHABLE}
+    assert presences(reports) == {"proxy-1": Presence.REACHABLE}
 
 
 def test_report_that_was_there_before_is_as_old_as_it_says() -> None:
     reports = Reports()
     reports.note({ONE: report(1, AT - 700), TWO: report(1, AT + 10**6)}, 1000.0, AT, is_whole=True)
-    assert presences(reports, 1000.0) == {"proxy-1": Presence.GONE, "proxy-2": Presence.REACHABLE}
+    assert presences(reports) == {"proxy-1": Presence.GONE, "proxy-2": Presence.REACHABLE}
 
 
 def test_clock_that_is_wrong_makes_no_proxy_late_that_reports() -> None:
     reports = Reports()
     for number in range(3):
         reports.note({ONE: report(number, 0.0)}, 1000.0 + 2 * number, AT + 2 * number, is_whole=True)
-    assert presences(reports, 1004.0) == {"proxy-1": Presence.REACHABLE}
+    assert presences(reports) == {"proxy-1": Presence.REACHABLE}
 
 
 def test_of_several_ledgers_of_a_proxy_the_latest_report_counts() -> None:
@@ -107,6 +105,15 @@ def test_report_that_cannot_be_read_leaves_the_last_one() -> None:
     assert reports.proxies().keys() == {"proxy-1", "proxy-2"}
     reports.note({TWO: report(3)}, 1004.0, AT + 4, is_whole=True)
     assert reports.proxies().keys() == {"proxy-2"}
+
+
+def test_proxy_whose_report_cannot_be_read_keeps_its_state() -> None:
+    reports = Reports()
+    reports.note({ONE: report(1), TWO: report(1)}, 1000.0, AT, is_whole=True)
+    reports.note({}, 1000.0 + GONE_SECONDS, AT + GONE_SECONDS, is_whole=False, unreadable={ONE})
+    assert presences(reports) == {"proxy-1": Presence.REACHABLE, "proxy-2": Presence.GONE}
+    reports.note({ONE: report(1)}, 1000.0 + GONE_SECONDS, AT + GONE_SECONDS, is_whole=False)
+    assert presences(reports)["proxy-1"] is Presence.GONE
 
 
 def test_reports_of_ever_other_proxies_are_bounded_and_hide_none() -> None:
@@ -131,9 +138,20 @@ def test_proxy_is_forgotten_once_it_was_silent_for_long_and_seen_to_be() -> None
 
 def test_status_lists_all_proxies_with_what_those_in_reach_carry(capsys: pytest.CaptureFixture[str]) -> None:
     load = Load(60_000_000, 5_000_000, 120, 31)
-    known = {"proxy-1": KnownProxy(99.0, "1.0.0", load), "proxy-2": KnownProxy(-500.0, "1.0.0+deb12", load)}
+    known = {
+        "proxy-1": KnownProxy(99.0, 100.0, "1.0.0", load),
+        "proxy-2": KnownProxy(-500.0, 100.0, "1.0.0+deb12", load),
+    }
     state = FleetState("proxy-1", exchanged_at=100.0, proxies=known)
     fleet_tables.show_proxies(output_console(), proxies(state, Now(101.0, AT)))
     _, first, second = (line.split() for line in capsys.readouterr().out.splitlines())
     assert first == ["proxy-1", "reachable", "2", "s", "ago", "1.0.0", "60.00", "Mb/s", "5.00", "Mb/s", "120", "31"]
     assert second == ["proxy-2", "gone", "10", "min", "ago", "1.0.0+deb12", "-", "-", "-", "-"]
+
+
+def test_status_says_since_when_no_more_is_known_of_a_proxy(capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"proxy-1": KnownProxy(99.0, 100.0, "1.0.0", Load(60_000_000))}
+    state = FleetState("proxy-1", exchanged_at=900.0, proxies=known, list_problem="is no hash")
+    fleet_tables.show_proxies(output_console(), proxies(state, Now(900.0, AT)))
+    line = capsys.readouterr().out.splitlines()[1].split()
+    assert line == ["proxy-1", "reachable", "13", "min", "ago", "13", "min", "ago", "1.0.0", "-", "-", "-", "-"]

@@ -10,13 +10,15 @@ import pytest
 from model_ledger import KEY, PERIOD, ModelLedger
 from model_valkey import Hashes, ModelConnection
 
+from mptcp_throttled.answers import status
 from mptcp_throttled.fleet.book import FAR_ROUNDS, REFUSED_SECONDS, ROUND_TICKS
 from mptcp_throttled.fleet.exchange import ExchangeError
 from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES, field_of, name_of
 from mptcp_throttled.fleet.refusals import Refusals
 from mptcp_throttled.fleet.thread import TICK_SECONDS, FleetThread, Identity
 from mptcp_throttled.fleet.valkey import ValkeyExchange
-from mptcp_throttled.vocabulary.fleet import OwnTotal
+from mptcp_throttled.vocabulary.clock import Now
+from mptcp_throttled.vocabulary.fleet import GONE_SECONDS, LATE_SECONDS, OwnTotal
 
 CLIENT: Final = "192.0.2.1"
 HASH: Final = name_of(OwnTotal(KEY, ip_address(CLIENT), PERIOD, 0, 0.0), None)
@@ -147,6 +149,35 @@ def test_filled_hash_is_read_by_no_more_commands_than_any_other(hashes: Hashes, 
     filled, received_filled = costs()
     assert filled[b"HMGET"] + filled[b"HSCAN"] == well[b"HSCAN"]
     assert received_filled - received_well < filled[b"HMGET"] * 2 * len(f"$18\r\n{first.field}\r\n")
+
+
+def states(proxy: Proxy) -> dict[str, str]:
+    """What `status` says of all proxies."""
+    return {shown["name"]: shown["state"] for shown in status.proxies(proxy.thread.state, Now(proxy.now, 0.0))}
+
+
+@pytest.mark.parametrize("fields", [FIELDS, {b"p.00000000": b"9" * 10**6}], ids=["many", "endless"])
+def test_list_of_proxies_that_is_filled_hides_none(
+    hashes: Hashes, proxies: list[Proxy], fields: dict[bytes, bytes]
+) -> None:
+    first, second = proxies
+    hashes[PROXIES].update(fields)
+    for _ in range(int(3 * LATE_SECONDS)):
+        for proxy in (first, second):
+            proxy.run(1.0)
+    assert states(first) == {"proxy-1": "reachable", "proxy-2": "reachable"}
+    first.run(LATE_SECONDS + 4.0)
+    assert states(first) == {"proxy-1": "reachable", "proxy-2": "late"}
+    assert "the list of proxies" in str(first.thread.state.refusal)
+
+
+def test_report_that_somebody_replaces_makes_no_proxy_late(hashes: Hashes, proxies: list[Proxy]) -> None:
+    first, second = proxies
+    for proxy in (second, first):
+        proxy.run(4.0)
+    hashes[PROXIES][second.field.encode()] = b"x"
+    first.run(GONE_SECONDS + 10.0)
+    assert states(first) == {"proxy-1": "reachable", "proxy-2": "reachable"}
 
 
 def test_names_of_nobody_hide_no_proxy_that_is_known(hashes: Hashes, proxies: list[Proxy]) -> None:

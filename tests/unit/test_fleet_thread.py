@@ -25,7 +25,8 @@ LINK = 1e9
 class Server:
     """Hashes, which a test may change; `problem` and `refusal` are what it says to everything, and to writes.
 
-    The answer about the hash `endless` has no end. `bad_reports` are what it says of reports that are none.
+    The answer about the hash `endless` has no end. `bad_reports` are what it says of reports that are none, and
+    `list_problem` of the list of proxies, of which only `known` can be read, if so.
     """
 
     hashes: dict[bytes, dict[str, int]] = field(default_factory=dict)
@@ -34,6 +35,8 @@ class Server:
     refusal: str | None = None
     endless: bytes | None = None
     bad_reports: tuple[str, ...] = ()
+    list_problem: str | None = None
+    known_can_be_read: bool = False
     writes: int = 0
     reads: int = 0
 
@@ -96,7 +99,15 @@ class ModelExchange:
         self.check()
         if self.model.endless == PROXIES:
             raise ExchangeError("the server's answer is too long", PROXIES)
+        if self.model.list_problem is not None:
+            return ReadReports({}, problem=self.model.list_problem)
         return ReadReports(dict(self.model.reports), self.model.bad_reports)
+
+    def reports_of(self, fields: tuple[str, ...]) -> ReadReports:
+        self.check()
+        if not self.model.known_can_be_read:
+            return ReadReports({}, problem=self.model.list_problem or "is no hash")
+        return ReadReports({each: self.model.reports[each] for each in fields if each in self.model.reports})
 
     def forget(self, fields: Sequence[str]) -> None:
         self.check()
@@ -184,7 +195,7 @@ def test_each_proxy_knows_the_part_of_each_other(model: Server, proxies: list[Pr
 
 def presences(proxy: Proxy) -> dict[str, Presence]:
     state = proxy.thread.state
-    return {name: state.presence(known) for name, known in state.proxies.items()}
+    return {name: known.presence for name, known in state.proxies.items()}
 
 
 def test_each_proxy_knows_who_is_in_reach_and_what_it_carries(model: Server, proxies: list[Proxy]) -> None:
@@ -212,6 +223,50 @@ def test_bad_report_is_refused_and_hides_no_proxy(model: Server, proxies: list[P
     state = proxies[0].thread.state
     assert {*state.proxies} == {"proxy-0", "proxy-1", "proxy-2"}
     assert state.refusal == f"the list of proxies {model.bad_reports[0]}"
+
+
+def test_list_that_cannot_be_read_leaves_states_as_they_were(model: Server, proxies: list[Proxy]) -> None:
+    model.list_problem = "is no hash"
+    run_all(proxies, GONE_SECONDS + 60.0)
+    state = proxies[0].thread.state
+    assert presences(proxies[0]) == dict.fromkeys(("proxy-0", "proxy-1", "proxy-2"), Presence.REACHABLE)
+    assert (state.problem, state.list_problem) == (None, "is no hash")
+    assert {int(proxies[0].now - known.looked) // 60 for known in state.proxies.values()} == {11}
+    model.list_problem = None
+    run_all(proxies[:2], 4.0)
+    assert presences(proxies[0]) == {
+        "proxy-0": Presence.REACHABLE,
+        "proxy-1": Presence.REACHABLE,
+        "proxy-2": Presence.REACHABLE,
+    }
+    run_all(proxies[:2], LATE_SECONDS)
+    assert presences(proxies[0])["proxy-2"] is Presence.LATE
+    assert proxies[0].thread.state.list_problem is None
+
+
+def test_list_without_an_end_leaves_states_as_they_were(model: Server, proxies: list[Proxy]) -> None:
+    model.endless = PROXIES
+    run_all(proxies, LATE_SECONDS + 5.0)
+    assert {*presences(proxies[0]).values()} == {Presence.REACHABLE}
+    assert proxies[0].thread.state.list_problem == "is too long, or no hash"
+
+
+def test_known_proxies_are_looked_for_in_a_list_that_is_filled(model: Server, proxies: list[Proxy]) -> None:
+    model.list_problem, model.known_can_be_read = "has too many fields", True
+    run_all([*proxies[:2], Proxy(model, "proxy-9")], LATE_SECONDS + 4.0)
+    assert presences(proxies[0]) == {
+        "proxy-0": Presence.REACHABLE,
+        "proxy-1": Presence.REACHABLE,
+        "proxy-2": Presence.LATE,
+    }
+    assert proxies[0].thread.state.list_problem == "has too many fields"
+
+
+def test_proxy_is_not_late_while_the_own_report_is_refused(model: Server, proxies: list[Proxy]) -> None:
+    # A server that is full has no new report of anybody.
+    model.refusal = "OOM"
+    run_all(proxies, LATE_SECONDS + 4.0)
+    assert {*presences(proxies[0]).values()} == {Presence.REACHABLE}
 
 
 @pytest.mark.parametrize("bad", [(), ("has 'x' as the report of proxy-8.00000000",)], ids=["whole", "one refused"])

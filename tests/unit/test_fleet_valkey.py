@@ -229,15 +229,38 @@ def test_reports_of_all_proxies_are_read_and_old_ones_deleted() -> None:
     ],
 )
 def test_value_that_is_no_report_is_refused_and_harms_no_other(field: str, value: str, refused: str) -> None:
-    assert reports(scanned(field, value, ONE, str(REPORT))) == ReadReports({ONE: REPORT}, [refused])
+    unreadable = {field} if field == TWO else set()
+    assert reports(scanned(field, value, ONE, str(REPORT))) == ReadReports({ONE: REPORT}, [refused], unreadable)
 
 
 @pytest.mark.parametrize(
     ("reply", "refused"),
-    [(scanned(TWO, "5", cursor="96"), "has too many fields"), (b"-WRONGTYPE Operation\r\n", "is no hash")],
+    [
+        (scanned(TWO, "5", cursor="96"), "has too many fields"),
+        (scanned(*("p.00000000", "x") * (MAX_FIELDS + 1)), "has too many fields, or too long ones"),
+        (b"-WRONGTYPE Operation\r\n", "is no hash"),
+        (b"-NOPERM No permissions to access a key\r\n", "cannot be read: a:1: NOPERM No permissions to access a key"),
+    ],
 )
 def test_list_of_proxies_that_is_none_is_refused(reply: bytes, refused: str) -> None:
-    assert reports(reply) == ReadReports({}, [refused])
+    assert reports(reply) == ReadReports({}, problem=refused)
+    exchange, _ = exchange_with(reply)
+    if reply.startswith(b"-"):
+        assert exchange.reports_of((ONE, TWO)) == ReadReports({}, problem=refused)
+
+
+def test_list_of_proxies_of_a_replica_that_loads_is_not_refused_alone() -> None:
+    exchange, _ = exchange_with(b"-LOADING the dataset in memory\r\n")
+    with pytest.raises(ExchangeError, match="LOADING"):
+        exchange.reports()
+
+
+def test_reports_of_known_proxies_are_read_by_one_command() -> None:
+    exchange, stream = exchange_with(b"*2\r\n%b%b" % (bulk(str(REPORT).encode()), bulk(b"x" * 5000)))
+    assert exchange.reports_of((ONE, TWO)) == ReadReports(
+        {ONE: REPORT}, [f"has '{'x' * 40}' as the report of {TWO}"], {TWO}
+    )
+    assert stream.sent.startswith(encoded(b"HMGET", PROXIES, ONE.encode(), TWO.encode()))
 
 
 @pytest.fixture

@@ -143,8 +143,8 @@ def view_of(running: LoopOnModels) -> View:
     accounts, groups = {"wifi": NetworkAccounts(Traffic(sent=1))}, compared_groups()
     by_day = {TODAY: DaySums(*groups[1:])}
     now = Now.of(running.clock)
-    proxies = {"proxy-1": KnownProxy(now.monotonic, "1.0.0", Load(8, 8, 1, 1))}
-    fleet = FleetState("proxy-1", "valkey:6379", "OOM", now.monotonic, proxies, 1, "has a bad total")
+    proxies = {"proxy-1": KnownProxy(now.monotonic, now.monotonic, "1.0.0", Load(8, 8, 1, 1))}
+    fleet = FleetState("proxy-1", "valkey:6379", "OOM", now.monotonic, proxies, 1, "has a bad total", "is no hash")
     return View(
         running.loop.snapshot, enforcement, accounts, now, groups, by_day=by_day, fleet=fleet, leases=LeaseState()
     )

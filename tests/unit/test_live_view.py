@@ -162,6 +162,13 @@ def test_proxies_are_above_networks_those_out_of_reach_first() -> None:
     assert lines[place + 4].split()[0] == "ethernet"
 
 
+def test_proxy_whose_state_was_seen_long_ago_is_not_counted() -> None:
+    lines = screen({**DATA, "proxies": [proxy(1), {**proxy(2, sent=9_000_000), "state_age": 35.0}]}, width=140)
+    place = next(number for number, line in enumerate(lines) if "1 of 2 proxies" in line)
+    assert "reachable 35 s ago: heard of 37 s ago" in lines[place + 1]
+    assert "9.00 M" not in "".join(lines)
+
+
 def test_proxies_of_a_large_fleet_leave_room_for_networks() -> None:
     lines = screen({**DATA, "proxies": [proxy(number) for number in range(50)]}, width=140)
     assert sum("proxy-" in line for line in lines) == 5

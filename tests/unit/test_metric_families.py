@@ -69,8 +69,8 @@ BUDGETS: Final = [
     BudgetTotals("tablet", replace(OF_DEVICE, stages=BUDGET.stages), 2 * 10**9, (1, 1)),
 ]
 HEARD: Final = {"proxy-1": 3.0, "proxy-2": -1.0, "proxy-3": -20.0, "proxy-4": -597.0}
-KNOWN: Final = {name: KnownProxy(heard, "1.0.0", Load()) for name, heard in HEARD.items()}
-FLEET: Final = FleetState("proxy-1", None, "does not answer", 3.0, KNOWN, 7)
+KNOWN: Final = {name: KnownProxy(heard, 3.0, "1.0.0", Load()) for name, heard in HEARD.items()}
+FLEET: Final = FleetState("proxy-1", None, "does not answer", 3.0, KNOWN, 7, list_problem="is no hash")
 LEASES: Final = LeaseState(None, 5, SharedRates(3, False, 10**7))
 POLICY: Final = KeptPolicy(Path("/x"), PolicyVersion(7, "ab", 1, "alice"), "europe", 2.0)
 SNIFFER: Final = {"dropped": 3, "counters": {"connections_not_tracked": 4}, "kernel_view": {"unlisted": "a problem"}}
@@ -131,12 +131,12 @@ def test_subflows_are_counted_by_network_and_decision(tmp_path: Path) -> None:
 
 def test_exchange_of_totals_is_shown_with_its_age(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path)
-    names = ("fleet_ready", "fleet_age_seconds", "fleet_refused_total")
-    assert [metrics.values(name)[()] for name in names] == [0, 7, 7]
+    names = ("fleet_ready", "fleet_age_seconds", "fleet_refused_total", "fleet_list_ready")
+    assert [metrics.values(name)[()] for name in names] == [0, 7, 7, 0]
 
 
 def test_proxies_are_counted_by_their_presence(tmp_path: Path) -> None:
-    # As of the last exchange: that the server is away since says nothing of other proxies.
+    # As of when they were looked for: that the server is away since says nothing of other proxies.
     assert Metrics(tmp_path).values("fleet_proxies") == {("reachable",): 2, ("late",): 1, ("gone",): 1}
 
 
@@ -208,7 +208,7 @@ def test_sniffer_counters_are_absent_while_it_does_not_answer(tmp_path: Path) ->
 def test_series_do_not_depend_on_clients_and_identify_none(tmp_path: Path) -> None:
     few, many = Metrics(tmp_path, client(1)).series(), Metrics(tmp_path, *map(client, range(2000))).series()
     assert few == many
-    assert len(few) <= 85 + 30 * 2
+    assert len(few) <= 86 + 30 * 2
     assert not re.search(r"10\.[12]\.|40000|00000001", " ".join(" ".join(series) for series in few))
 
 

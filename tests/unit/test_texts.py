@@ -23,6 +23,7 @@ from mptcp_throttled.observing.enforcement import Enforcement
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.control_group import EndedConnection
 from mptcp_throttled.vocabulary.features import FeatureState
+from mptcp_throttled.vocabulary.fleet import FleetState
 from mptcp_throttled.vocabulary.snapshot import Snapshot, SnifferState
 
 NOW = Now(1000.0, 1.7e9)
@@ -92,9 +93,11 @@ def test_networks_of_proxies_say_so(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert shown(WIFI)[0] == ["network", "preference", "cap"]
 
 
-def shown_status(groups: ComparedGroups | None, capsys: pytest.CaptureFixture[str]) -> str:
+def shown_status(
+    groups: ComparedGroups | None, capsys: pytest.CaptureFixture[str], fleet: FleetState | None = None
+) -> str:
     snapshot = Snapshot(features=dict.fromkeys(FeatureName, FeatureState()))
-    view = View(snapshot, Enforcement(), {}, NOW, groups)
+    view = View(snapshot, Enforcement(), {}, NOW, groups, fleet=fleet)
     tables.show_status({**status(view, SubflowCounts(), ("eth0",), {"problems": []}), "capture": None})
     return " ".join(capsys.readouterr().out.split())
 
@@ -106,6 +109,12 @@ def group(number: int, *, with_cap: int) -> GroupSums:
             EndedConnection(Token(1), is_control=False, seconds=2.0, sent=4_000_000, sent_with_cap=with_cap)
         )
     return sums
+
+
+def test_list_of_proxies_that_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_status(None, capsys, FleetState("proxy-1", "a:1", list_problem="is no hash"))
+    assert "fleet: the list of proxies is no hash" in shown
+    assert "list of proxies" not in shown_status(None, capsys, FleetState("proxy-1", "a:1"))
 
 
 def test_control_group_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,6 +168,7 @@ def _fleet(fleet: FleetState, now: Now) -> Json:
         "problem": fleet.problem,
         "age": None if exchanged_at is None else round(max(now.monotonic - exchanged_at, 0.0), 3),
         "proxies": proxies(fleet, now),
+        "list_problem": fleet.list_problem,
         "refused": fleet.refused,
         "refusal": fleet.refusal,
     }
@@ -178,7 +179,8 @@ def proxies(fleet: FleetState, now: Now) -> list[Json]:
     return [
         {
             "name": name,
-            "state": fleet.presence(proxy),
+            "state": proxy.presence,
+            "state_age": round(max(now.monotonic - proxy.looked, 0.0), 3),
             "age": round(max(now.monotonic - proxy.heard, 0.0), 3),
             "version": proxy.version,
             **proxy.load._asdict(),

@@ -5,7 +5,7 @@ Beside them, each proxy reports of itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from mptcp_throttle.valkey.connection import ValkeyError
@@ -24,6 +24,10 @@ class ExchangeError(ValkeyError):
         self.field = field
 
 
+class ReadRefused(ExchangeError):
+    """Why the server lets nothing be read of a hash. Others can be read all the same."""
+
+
 class WriteRefused(ExchangeError):
     """Why the server writes nothing, as when it is full. It can be read all the same."""
 
@@ -36,10 +40,15 @@ class Totals(NamedTuple):
 
 
 class ReadReports(NamedTuple):
-    """The reports of all proxies by field, and, of each value that is none, what is wrong with it."""
+    """The reports of proxies by field, and, of each value that is none, what is wrong with it.
+
+    `unreadable` are the fields of proxies with such values. `problem` is why nothing was read, if so.
+    """
 
     by_field: Mapping[str, Report]
     refused: Sequence[str] = ()
+    unreadable: Set[str] = frozenset()
+    problem: str | None = None
 
 
 class Exchange(Protocol):
@@ -75,6 +84,9 @@ class Exchange(Protocol):
 
     def reports(self) -> ReadReports:
         """What all proxies report."""
+
+    def reports_of(self, fields: tuple[str, ...]) -> ReadReports:
+        """What these report, of which there is at least one."""
 
     def forget(self, fields: Sequence[str]) -> None:
         """Delete the reports of these."""

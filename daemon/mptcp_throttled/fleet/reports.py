@@ -7,7 +7,7 @@ and changes no rate and no budget.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Final, NamedTuple, Self
 
 from mptcp_throttled.fleet.keys import MAX_FIELDS, proxy_of
@@ -54,9 +54,12 @@ class Report(NamedTuple):
 
 
 class _Seen(NamedTuple):
+    """A report, when it was new, since when it was there, and when it was looked for last."""
+
     report: Report
     heard: float
     since: float
+    looked: float
 
 
 class Reports:
@@ -72,22 +75,37 @@ class Reports:
         # By when they were heard.
         self._seen: dict[str, _Seen] = {}
 
-    def note(self, reports: Mapping[str, Report], now: float, at: float, *, is_whole: bool) -> None:
-        """These were read `at` a time, in seconds since the epoch; unless `is_whole`, others could not be.
+    def note(
+        self,
+        reports: Mapping[str, Report],
+        now: float,
+        at: float,
+        *,
+        is_whole: bool,
+        unreadable: Set[str] = frozenset(),
+    ) -> None:
+        """These were read `at` a time, in seconds since the epoch; if `is_whole`, there are no others.
 
-        Of a report that was there before, only its own time tells how old it is. Once it changes, no clock of another
-        host is needed.
+        Those that are `unreadable` are there, too: whether they have changed is not known. Of a report that was there
+        before, only its own time tells how old it is. Once it changes, no clock of another host is needed.
         """
-        seen, self._seen = self._seen, {} if is_whole else dict(self._seen)
+        seen, self._seen = self._seen, {}
+        if not is_whole:
+            self._seen = {
+                writer: before if writer in unreadable else before._replace(looked=now)
+                for writer, before in seen.items()
+            }
         for writer, report in reports.items():
             before = seen.get(writer)
             if before is None:
-                self._seen[writer] = _Seen(report, now - max(at - report.at, 0.0), now)
+                self._seen[writer] = _Seen(report, now - max(at - report.at, 0.0), now, now)
+            elif before.report == report:
+                self._seen[writer] = before._replace(looked=now)
             else:
-                self._seen[writer] = before if before.report == report else _Seen(report, now, now)
+                self._seen[writer] = _Seen(report, now, now, now)
         latest = sorted(self._seen.items(), key=lambda item: item[1].heard)
         self._seen = dict(latest[-MAX_FIELDS:])
-        for writer in reports:
+        for writer in (*reports, *sorted(unreadable)):
             if writer in self._writers or self._has_room(now):
                 self._writers[writer] = now
 
@@ -109,7 +127,7 @@ class Reports:
     def proxies(self) -> dict[str, KnownProxy]:
         """What is known of each proxy by its name: of several ledgers, the latest counts."""
         return {
-            proxy_of(writer): KnownProxy(seen.heard, seen.report.version, seen.report.load)
+            proxy_of(writer): KnownProxy(seen.heard, seen.looked, seen.report.version, seen.report.load)
             for writer, seen in self._seen.items()
         }
 

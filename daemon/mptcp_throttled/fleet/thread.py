@@ -6,14 +6,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Final, NamedTuple, Protocol
 
 from mptcp_throttle.command_line import version
 from mptcp_throttled.fleet.book import FAR_ROUNDS, REFUSED_SECONDS, ROUND_TICKS, Book, Entry
-from mptcp_throttled.fleet.exchange import Exchange, ExchangeError, WriteRefused
+from mptcp_throttled.fleet.exchange import Exchange, ExchangeError, ReadReports, WriteRefused
 from mptcp_throttled.fleet.keys import name_of
 from mptcp_throttled.fleet.refusals import Refusals
 from mptcp_throttled.fleet.reports import Report, Reports
@@ -91,7 +91,9 @@ class FleetThread(threading.Thread):
         self._version = version()
         self._reported = 0
         self._reports = Reports()
-        self._proxies_refused_until = -math.inf
+        self._list_problem: str | None = None
+        self._list_again_at = -math.inf
+        self._known_again_at = -math.inf
         self._by_field_until = -math.inf
         self._refusals = refusals
         self._tell = tell
@@ -201,21 +203,43 @@ class FleetThread(threading.Thread):
         )
 
     def _read_reports(self, exchange: Exchange, now: float) -> None:
-        if now < self._proxies_refused_until:
+        read = self._read_list(exchange, now) if now >= self._list_again_at else ReadReports({}, problem=_ENDLESS)
+        self._list_problem = read.problem
+        if read.problem is not None:
+            self._refuse(_LIST, [read.problem], now)
+            # Who fills the list hides those that join, and none that is known.
+            read = self._read_known(exchange, now) if now >= self._known_again_at else read
+        if read.problem is not None:
             return
-        try:
-            read = exchange.reports()
-        except ExchangeError as error:
-            if error.name is not None:
-                self._proxies_refused_until = now + REFUSED_SECONDS
-                self._refuse(_LIST, [_ENDLESS], now)
-            raise
         self._refuse(_LIST, read.refused, now)
-        self._reports.note(read.by_field, now, time.time(), is_whole=not read.refused)
+        is_whole = self._list_problem is None and not read.refused
+        self._reports.note(read.by_field, now, time.time(), is_whole=is_whole, unreadable=read.unreadable)
         old = self._reports.old(now)
         if old:
             exchange.forget(old)
             self._reports.forget(old)
+
+    def _read_list(self, exchange: Exchange, now: float) -> ReadReports:
+        try:
+            return exchange.reports()
+        except ExchangeError as error:
+            if error.name is not None:
+                self._list_problem, self._list_again_at = _ENDLESS, now + REFUSED_SECONDS
+                self._refuse(_LIST, [_ENDLESS], now)
+            raise
+
+    def _read_known(self, exchange: Exchange, now: float) -> ReadReports:
+        try:
+            return exchange.reports_of((*self._known,))
+        except ExchangeError as error:
+            if error.name is not None:
+                self._known_again_at = now + REFUSED_SECONDS
+            raise
+
+    @property
+    def _known(self) -> Mapping[str, object]:
+        """The fields of this proxy, and of all that it knows."""
+        return {self._field: None, **self._reports.writers}
 
     def _read(self, exchange: Exchange, book: Book, now: float) -> None:
         entries = book.due_to_read(self._tick, now)
@@ -245,7 +269,7 @@ class FleetThread(threading.Thread):
             contents = self._whole_contents(exchange, [entry.name for entry in entries], now)
             if contents is not None:
                 return contents
-        known = {self._field: None, **self._reports.writers}
+        known = self._known
         try:
             return exchange.read_fields([(entry.name, entry.fields(known, now)) for entry in entries])
         except ExchangeError as error:
@@ -295,7 +319,7 @@ class FleetThread(threading.Thread):
     def _note_state(self, now: float, problem: str | None) -> None:
         if problem not in (None, self._state.problem):
             _log.warning("fleet: totals of this proxy cannot be shared: %s", problem)
-        self._state = replace(self._state, problem=problem)
+        self._state = replace(self._state, problem=problem, list_problem=self._list_problem)
         if self._tick % ROUND_TICKS == 0:
             self._state = replace(self._state, exchanged_at=now, proxies=self._reports.proxies())
         if self._is_away:

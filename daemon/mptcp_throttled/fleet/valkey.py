@@ -15,7 +15,7 @@ from mptcp_throttle.valkey.connect import connect as open_connection
 from mptcp_throttle.valkey.connection import Connection, RefusedReply, ValkeyError
 from mptcp_throttle.valkey.resp import ErrorReply, MalformedReply, Reply, bulk, encoded, replies
 from mptcp_throttle.valkey.server import Credentials, Server, ServerUrl
-from mptcp_throttled.fleet.exchange import ExchangeError, ReadReports, Totals, WriteRefused
+from mptcp_throttled.fleet.exchange import ExchangeError, ReadRefused, ReadReports, Totals, WriteRefused
 from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES, proxy_of
 from mptcp_throttled.fleet.reports import MOST_CHARACTERS, Report
 
@@ -122,12 +122,13 @@ class ValkeyExchange:
             first, *contents = data.split(_SCANNED)
             if len(contents) == len(names) and not first:
                 return contents
-            return [self._content(reply) for reply in self._connection.parsed(data, len(names))]
+            made = self._connection.parsed(data, len(names))
         except RefusedReply as error:
             name = names[min(error.number, len(names) - 1)]
             raise ExchangeError(f"{self._server}: {error}", name) from error
         except ValkeyError as error:
             raise ExchangeError(str(error)) from error
+        return [self._content(reply) for reply in made]
 
     def _content(self, reply: Reply) -> bytes:
         """What `read` gives of a reply; of one that is no hash, an error."""
@@ -140,15 +141,14 @@ class ValkeyExchange:
 
     def _no_content(self, reply: ErrorReply) -> bytes:
         if reply.code != "WRONGTYPE":
-            raise ExchangeError(f"{self._server}: {reply.text}")
+            kind = ExchangeError if reply.code in _ELSEWHERE else ReadRefused
+            raise kind(f"{self._server}: {reply.text}")
         return _NO_HASH
 
     @staticmethod
     def is_filled(content: bytes) -> bool:
         """As `Exchange`."""
-        if content == _TOO_MANY_FIELDS or len(content) > _MOST_BYTES:
-            return True
-        return len(content) > _FEWEST_BYTES and int(content[1 : content.index(b"\r\n")]) > 2 * MAX_FIELDS
+        return _is_filled(content, _MOST_BYTES)
 
     def read_fields(self, asked: Sequence[tuple[bytes, tuple[str, ...]]]) -> Sequence[bytes]:
         """As `Exchange`."""
@@ -204,7 +204,8 @@ class ValkeyExchange:
             fields = lines[1::4]
             if 2 * len(fields) == int(number[1:]):
                 return Totals(dict(zip(map(bytes.decode, fields), map(int, lines[3::4]), strict=True)))
-        return Totals(*_checked(content, _total, "total"))
+        by_field, refused, _ = _checked(content, _total, "total")
+        return Totals(by_field, refused)
 
     def report(self, report: Report, keep: int) -> bool:
         """As `Exchange`."""
@@ -213,10 +214,11 @@ class ValkeyExchange:
 
     def reports(self) -> ReadReports:
         """As `Exchange`."""
-        (content,) = self._read([PROXIES], _MOST_BYTES_OF_REPORTS)
-        if content in (_NO_HASH, _TOO_MANY_FIELDS):
-            return ReadReports({}, [content.decode()])
-        return ReadReports(*_checked(content, lambda text: Report.parse(text.decode("ascii")), "report"))
+        return _reports(lambda: self._read([PROXIES], _MOST_BYTES_OF_REPORTS))
+
+    def reports_of(self, fields: tuple[str, ...]) -> ReadReports:
+        """As `Exchange`."""
+        return _reports(lambda: self._read_fields([(PROXIES, fields)], MOST_CHARACTERS))
 
     def forget(self, fields: Sequence[str]) -> None:
         """As `Exchange`."""
@@ -228,6 +230,12 @@ class ValkeyExchange:
         self._connection.close()
 
 
+def _is_filled(content: bytes, most: int) -> bool:
+    if content == _TOO_MANY_FIELDS or len(content) > most:
+        return True
+    return len(content) > _FEWEST_BYTES and int(content[1 : content.index(b"\r\n")]) > 2 * MAX_FIELDS
+
+
 def _encoded_hash(words: Sequence[bytes]) -> bytes:
     """Fields and values, as the server encodes them."""
     return b"*%d\r\n%b" % (len(words), b"".join(map(bulk, words)))
@@ -237,16 +245,31 @@ def _bytes(word: Reply) -> bytes:
     return word if isinstance(word, bytes) else b""
 
 
-def _checked(content: bytes, parse: Callable[[bytes], _Value], what: str) -> tuple[dict[str, _Value], list[str]]:
-    """The values of a hash of which some may be none, and what is wrong with these."""
+def _reports(read: Callable[[], Sequence[bytes]]) -> ReadReports:
+    """What is in the list of proxies."""
+    try:
+        (content,) = read()
+    except ReadRefused as error:
+        return ReadReports({}, problem=f"cannot be read: {error}")
+    if content in (_NO_HASH, _TOO_MANY_FIELDS):
+        return ReadReports({}, problem=content.decode())
+    if _is_filled(content, _MOST_BYTES_OF_REPORTS):
+        return ReadReports({}, problem="has too many fields, or too long ones")
+    return ReadReports(*_checked(content, lambda text: Report.parse(text.decode("ascii")), "report"))
+
+
+def _checked(
+    content: bytes, parse: Callable[[bytes], _Value], what: str
+) -> tuple[dict[str, _Value], list[str], set[str]]:
+    """The values of a hash of which some may be none, what is wrong with these, and which fields have them."""
     try:
         (words,) = replies(content, 1)
     except MalformedReply:
-        return {}, ["is no hash"]
+        return {}, ["is no hash"], set()
     if not isinstance(words, tuple) or len(words) % 2:
-        return {}, ["is no hash"]
+        return {}, ["is no hash"], set()
     by_field: dict[str, _Value] = {}
-    refused = []
+    refused, unreadable = [], set()
     for field, value in zip(words[::2], words[1::2], strict=True):
         try:
             name = _bytes(field).decode()
@@ -258,7 +281,8 @@ def _checked(content: bytes, parse: Callable[[bytes], _Value], what: str) -> tup
             by_field[name] = parse(_bytes(value))
         except ValueError:
             refused.append(f"has {_shown(value)} as the {what} of {name}")
-    return by_field, refused
+            unreadable.add(name)
+    return by_field, refused, unreadable
 
 
 def _total(text: bytes) -> int:

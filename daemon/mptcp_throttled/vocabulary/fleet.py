@@ -92,11 +92,20 @@ class Load(NamedTuple):
 
 
 class KnownProxy(NamedTuple):
-    """What a proxy has reported of itself, and when its last report was `heard`, in monotonic seconds."""
+    """What a proxy has reported of itself. Times are in monotonic seconds.
+
+    `heard` is when its last report was new, and `looked` when a newer one was looked for last.
+    """
 
     heard: float
+    looked: float
     version: str
     load: Load
+
+    @property
+    def presence(self) -> Presence:
+        """As of when it was looked for: without the server, or its list of proxies, none of the others can be heard."""
+        return Presence.after(self.looked - self.heard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +114,8 @@ class FleetState:
 
     `server` is the one in use; None: none is. `exchanged_at` is when all that was due had last been published and read,
     perhaps by an earlier instance; None: never. `proxies` are all proxies of the fleet by name, this one included.
-    `refused` counts the values that are not believed; `refusal` says why the last of them is not.
+    `refused` counts the values that are not believed; `refusal` says why the last of them is not. `list_problem` says
+    why there may be more proxies, or later reports of them.
     """
 
     name: str
@@ -115,10 +125,7 @@ class FleetState:
     proxies: Mapping[str, KnownProxy] = field(default_factory=dict)
     refused: int = 0
     refusal: str | None = None
-
-    def presence(self, proxy: KnownProxy) -> Presence:
-        """The presence of a proxy at the last exchange: while the server is away, no proxy can be heard."""
-        return Presence.after(0.0 if self.exchanged_at is None else self.exchanged_at - proxy.heard)
+    list_problem: str | None = None
 
 
 WHOLE: Final = 10**9

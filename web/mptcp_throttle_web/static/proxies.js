@@ -6,16 +6,24 @@ import { count, duration, integer, rate, size } from "./format.js";
 const HEADS = [["Proxy", ""], ["State", ""], ["Last heard", "number"], ["Version", ""], ["Sends", "number"], ["Receives", "number"], ["Connections", "number"], ["Throttled", "number"]];
 const LEVELS = { reachable: ["ok", "ok"], late: ["warn", "warn"], gone: ["bad", "bad"] };
 
-function isHeard({ state }) {
-  return state === "reachable";
+// A state that was seen so many seconds ago has its age.
+const OLD = 10;
+
+function stateOf({ state, state_age: age = 0 }) {
+  return age < OLD ? state : `${state} ${duration(age)} ago`;
+}
+
+function isHeard(proxy) {
+  return stateOf(proxy) === "reachable";
 }
 
 // What one that is not heard carries is not known.
 function fill(row, proxy, own) {
   const [level, name] = LEVELS[proxy.state];
   setText(row.cells[0], proxy.name === own ? `${proxy.name} (this one)` : proxy.name);
-  if (row.dataset.state !== proxy.state) row.cells[1].replaceChildren(element("span", { className: `level ${level}` }, icon(name), proxy.state));
-  row.dataset.state = proxy.state;
+  const words = stateOf(proxy);
+  if (row.dataset.state !== words) row.cells[1].replaceChildren(element("span", { className: `level ${level}` }, icon(name), words));
+  row.dataset.state = words;
   const carries = isHeard(proxy) ? [rate(proxy.sent_bps), rate(proxy.received_bps), integer(proxy.connections), integer(proxy.throttled)] : ["–", "–", "–", "–"];
   [`${duration(proxy.age)} ago`, proxy.version, ...carries].forEach((words, place) => setText(row.cells[place + 2], words));
 }

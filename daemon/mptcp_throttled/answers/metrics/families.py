@@ -280,7 +280,9 @@ def _fleet_families(fleet: FleetState, now: float) -> Iterator[Metric]:
     if fleet.exchanged_at is not None:
         text = "Seconds since totals were last shared with other proxies; absent before the first time."
         yield _value("fleet_age_seconds", text, max(now - fleet.exchanged_at, 0.0))
-    present = Counter(fleet.presence(proxy) for proxy in fleet.proxies.values())
+    text = "Whether the list of proxies can be read; if not, states of proxies stay as they were."
+    yield _value("fleet_list_ready", text, not fleet.list_problem)
+    present = Counter(proxy.presence for proxy in fleet.proxies.values())
     text = "Proxies of the fleet, this one included; late: silent for 10 s, gone: for 10 min."
     yield _gauge("fleet_proxies", text, ("state",), [((state,), present[state]) for state in Presence])
     yield _counter(
