@@ -16,7 +16,7 @@ _TEXTS: Final = {
     "publish": "sign the files of access networks and devices beside the configuration file, and publish them",
     "rollback": "publish the files of an older policy again, as a new one",
     "new-key": "make a private key to publish with, and print its public key",
-    "forget": "remove a proxy that is gone from `fleet status`",
+    "forget": "remove a proxy that is gone from `fleet status`, and from those that share rates",
 }
 
 

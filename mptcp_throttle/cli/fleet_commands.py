@@ -166,11 +166,19 @@ def _status(options: argparse.Namespace) -> Json:
 
 
 def _forget(options: argparse.Namespace) -> Json:
+    notes: list[str] = []
     with _published(find_fleet(options.config), writes=True) as published:
-        if not published.forget(options.proxy):
+        try:
+            shared = published.forget_name(options.proxy)
+        except ValueError as error:
+            raise UserError(f"{options.proxy}: {error}; allowed: a proxy that is gone") from error
+        except ValkeyError as error:
+            shared = False
+            notes.append(f"its name stays among those that share rates: {error}")
+        if not published.forget(options.proxy) and not shared:
             allowed = ", ".join(published.announcements()) or "none: no proxy has said anything"
             raise UserError(f"{options.proxy}: no such proxy; allowed: {allowed}")
-    return {"forgotten": options.proxy}
+    return {"forgotten": options.proxy, "notes": notes}
 
 
 _COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], Json]]] = {

@@ -15,6 +15,7 @@ from mptcp_throttle.config.validation import is_name
 from mptcp_throttle.policy_bundle.bundle import MAX_TIME, MAX_VERSION, Bundle
 from mptcp_throttle.policy_bundle.signature import MAX_SIGNED, PublicKey, checked
 from mptcp_throttle.valkey.connection import RefusedReply, ValkeyError
+from mptcp_throttle.valkey.lease_names import NAMES, RECORD, hash_of
 from mptcp_throttle.valkey.resp import ErrorReply, Reply, encoded
 
 KEPT: Final = 10
@@ -25,6 +26,8 @@ _MOST_PROXIES: Final = 1000
 _MOST_BYTES_OF_NUMBERS: Final = _MOST_POLICIES * 20
 _PROBLEM_CHARACTERS: Final = 200
 _MOST_BYTES_OF_PROXY: Final = 4 * _PROBLEM_CHARACTERS + 400
+
+_MOST_BYTES_OF_RECORD: Final = 1000
 
 Ask = Callable[[Sequence[bytes], int], Sequence[Reply]]
 """The replies to encoded commands, up to so many bytes. Raises ValkeyError."""
@@ -150,6 +153,15 @@ class PublishedPolicies:
     def forget(self, proxy: str) -> bool:
         """Remove what a proxy has said; whether there was any."""
         return self._reply_to(encoded(b"HDEL", self._proxies, proxy.encode()), 100) == 1
+
+    def forget_name(self, proxy: str) -> bool:
+        """Remove a proxy from those that share rates; whether it was among them.
+
+        Raises ValueError if it still shares any: one that is only out of reach has its part reserved there.
+        """
+        if self._reply_to(encoded(b"HGET", hash_of(proxy), RECORD), _MOST_BYTES_OF_RECORD) is not None:
+            raise ValueError("shares rates, or did so within the last 10 min")
+        return self._reply_to(encoded(b"HDEL", NAMES, proxy.encode()), 100) == 1
 
     def _reply_to(self, command: bytes, most_bytes: int) -> Reply:
         (reply,) = self._ask([command], most_bytes)

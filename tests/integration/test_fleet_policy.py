@@ -21,6 +21,7 @@ from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.policy_bundle.bundle import Bundle
 from mptcp_throttle.policy_bundle.signature import PrivateKey
 from mptcp_throttle.units import Rate
+from mptcp_throttle.valkey.lease_names import NAMES, RECORD, hash_of
 
 WIFI, ETHERNET = WIFI_FIRST
 HOWTO: Final = Path(__file__).parents[2] / "docs/howto/publish-policy.md"
@@ -144,6 +145,15 @@ def test_policy_changes_the_rate_of_running_transfers(fleet: Fleet) -> None:
     assert status["policies"][0]["digest"] == status["policies"][2]["digest"]
     assert "policy of fleet europe: 3 (" in world.services.cli("status").stdout
     assert "those of policy 3 (" in world.services.cli("check-config").stdout
+
+
+def test_publisher_forgets_a_proxy_that_is_gone_and_none_that_shares_rates(fleet: Fleet) -> None:
+    for name in ("gone", "present"):
+        fleet.server.cli("HSET", NAMES.decode(), name, "")
+    fleet.server.cli("HSET", hash_of("present").decode(), RECORD.decode(), "0123456789abcdef 1 1")
+    assert fleet.fleet("forget", "gone") == "forgotten: gone\n"
+    assert fleet.fleet("forget", "present", check=False) == ""
+    assert fleet.server.cli("HKEYS", NAMES.decode()) == "present"
 
 
 def test_server_that_is_lost_changes_nothing(fleet: Fleet) -> None:

@@ -17,13 +17,14 @@ from mptcp_lab.process import start_process
 from mptcp_lab.valkey_server import PASSWORD, Authority, ValkeyServer, acl_of, programs
 from mptcp_throttle.model import Direction
 from mptcp_throttle.valkey.connection import Connection, ValkeyError
+from mptcp_throttle.valkey.lease_names import NAMES, RECORD
+from mptcp_throttle.valkey.lease_names import hash_of as hash_of_leases
 from mptcp_throttle.valkey.resp import ErrorReply, encoded
 from mptcp_throttle.valkey.server import Credentials, ServerUrl
 from mptcp_throttled.fleet.keys import MAX_FIELDS, field_of, name_of
 from mptcp_throttled.fleet.lease_book import Request
-from mptcp_throttled.fleet.lease_server import NAMES, RECORD, Answer, LeaseServer
+from mptcp_throttled.fleet.lease_server import Answer, LeaseServer
 from mptcp_throttled.fleet.lease_server import field_of as field_of_rate
-from mptcp_throttled.fleet.lease_server import hash_of as hash_of_leases
 from mptcp_throttled.fleet.leases import Statement
 from mptcp_throttled.fleet.members import FORGET_SECONDS, Record
 from mptcp_throttled.fleet.refusals import Refusals

@@ -20,6 +20,7 @@ from mptcp_throttle.policy_bundle.bundle import MAX_VERSION, Bundle
 from mptcp_throttle.policy_bundle.published import Announcement, PublishedPolicies
 from mptcp_throttle.policy_bundle.signature import PrivateKey
 from mptcp_throttle.valkey.connection import ValkeyError
+from mptcp_throttle.valkey.lease_names import NAMES, RECORD, hash_of
 
 KEY: Final = PrivateKey.new()
 LTE: Final = "name: lte\npreference: 2\nsubnets: [10.1.0.0/24]\ncap: 1mbit\n"
@@ -327,6 +328,36 @@ def test_forgotten_proxy_is_no_longer_shown(publisher: Publisher) -> None:
     publisher.published.announce("proxy-1", Announcement(1, "a", 1.7e9, None, 1.7e9))
     assert publisher.refusal("forget", "proxy-2") == "proxy-2: no such proxy; allowed: proxy-1"
     publisher.ok("forget", "proxy-1")
+    assert publisher.published.announcements() == {}
+
+
+def test_forgotten_proxy_is_no_longer_among_those_that_share_rates(publisher: Publisher) -> None:
+    publisher.server.hashes[NAMES] = {b"proxy-1": b"", b"proxy-2": b""}
+    publisher.published.announce("proxy-1", Announcement(1, "a", 1.7e9, None, 1.7e9))
+    for name in ("proxy-1", "proxy-2"):  # of which only the first has said which policy it uses
+        publisher.ok("forget", name)
+    assert publisher.server.hashes[NAMES] == {}
+    assert publisher.refusal("forget", "proxy-2").startswith("proxy-2: no such proxy; ")
+
+
+def test_proxy_that_shares_rates_is_not_forgotten(publisher: Publisher) -> None:
+    publisher.server.hashes[NAMES] = {b"proxy-1": b""}
+    publisher.server.hashes[hash_of("proxy-1")] = {RECORD: b"0123456789abcdef 1 1"}
+    publisher.published.announce("proxy-1", Announcement(1, "a", 1.7e9, None, 1.7e9))
+    assert publisher.refusal("forget", "proxy-1") == (
+        "proxy-1: shares rates, or did so within the last 10 min; allowed: a proxy that is gone"
+    )
+    assert publisher.server.hashes[NAMES] == {b"proxy-1": b""}
+    assert {*publisher.published.announcements()} == {"proxy-1"}
+
+
+def test_publisher_without_the_right_to_forget_a_name_is_told(publisher: Publisher) -> None:
+    publisher.server.hashes[NAMES] = "NOPERM No permissions to access a key"
+    publisher.published.announce("proxy-1", Announcement(1, "a", 1.7e9, None, 1.7e9))
+    assert publisher.ok("forget", "proxy-1") == (
+        "forgotten: proxy-1\n"
+        "note: its name stays among those that share rates: the server refuses: NOPERM No permissions to access a key\n"
+    )
     assert publisher.published.announcements() == {}
 
 

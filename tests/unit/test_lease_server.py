@@ -16,8 +16,9 @@ from model_valkey import Hashes, ModelConnection
 
 from mptcp_throttle.model import Direction
 from mptcp_throttle.valkey.connection import ValkeyError
+from mptcp_throttle.valkey.lease_names import NAMES, RECORD, hash_of
 from mptcp_throttled.fleet.lease_book import Kept, LeaseBook, Request
-from mptcp_throttled.fleet.lease_server import ABOUT, LOST, NAMES, RECORD, LeaseServer, field_of, hash_of
+from mptcp_throttled.fleet.lease_server import ABOUT, LOST, LeaseServer, field_of
 from mptcp_throttled.fleet.lease_thread import LeaseThread
 from mptcp_throttled.fleet.leases import Statement, pot
 from mptcp_throttled.fleet.members import (

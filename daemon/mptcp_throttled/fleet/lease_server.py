@@ -23,8 +23,8 @@ from zlib import crc32
 
 from mptcp_throttle.config.validation import is_name
 from mptcp_throttle.valkey.connection import Connection, RefusedReply, ValkeyError
+from mptcp_throttle.valkey.lease_names import NAMES, RECORD, hash_of
 from mptcp_throttle.valkey.resp import ErrorReply, Reply, encoded
-from mptcp_throttled.fleet.keys import PREFIX
 from mptcp_throttled.fleet.lease_book import Request
 from mptcp_throttled.fleet.leases import Statement
 from mptcp_throttled.fleet.members import FORGET_SECONDS, HEARD_SECONDS, MOST_MEMBERS, Record, Round
@@ -32,8 +32,6 @@ from mptcp_throttled.vocabulary.fleet import RateKey
 
 _Item = TypeVar("_Item")
 
-NAMES: Final = f"{PREFIX}:leases".encode()
-RECORD: Final = b"record"
 LOST: Final = b"lost"
 ABOUT: Final = b"about"
 
@@ -65,11 +63,6 @@ class Answer(NamedTuple):
     statements: Mapping[RateKey, Mapping[str, Statement]]
     changed: Sequence[RateKey]
     refused: Sequence[str]
-
-
-def hash_of(proxy: str) -> bytes:
-    """The name of the hash that only this proxy writes."""
-    return f"{PREFIX}:lease:{proxy}:stated".encode()
 
 
 def field_of(key: RateKey, secret: bytes | None) -> bytes:
