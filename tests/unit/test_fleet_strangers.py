@@ -11,9 +11,10 @@ from model_ledger import KEY, PERIOD, ModelLedger
 from model_valkey import Hashes, ModelConnection
 
 from mptcp_throttled.answers import status
-from mptcp_throttled.fleet.book import FAR_ROUNDS, REFUSED_SECONDS, ROUND_TICKS
+from mptcp_throttled.fleet.book import FAR_ROUNDS, ROUND_TICKS
 from mptcp_throttled.fleet.exchange import ExchangeError
 from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES, field_of, name_of
+from mptcp_throttled.fleet.long_values import MOST_OF_FIELD, UNREAD_SECONDS
 from mptcp_throttled.fleet.refusals import Refusals
 from mptcp_throttled.fleet.thread import TICK_SECONDS, FleetThread, Identity
 from mptcp_throttled.fleet.valkey import ValkeyExchange
@@ -128,9 +129,40 @@ def test_long_value_of_a_known_proxy_hides_only_its_own_total(hashes: Hashes, pr
     assert first.elsewhere == second.ledger.used(CLIENT) + 100
     assert len(first.connections) <= 3
     third.carry_on()
-    first.run(REFUSED_SECONDS, each_tick=1)
+    first.run(UNREAD_SECONDS, each_tick=1)
     first.carry_on()
     assert first.elsewhere == second.ledger.used(CLIENT) + third.ledger.used(CLIENT)
+
+
+def test_long_values_in_all_hashes_of_a_known_proxy_cost_few_connections(hashes: Hashes, proxies: list[Proxy]) -> None:
+    first, second = proxies
+    third = Proxy(hashes, "proxy-3")
+    clients = [f"192.0.2.{number}" for number in range(1, 31)]
+    for proxy in proxies:
+        for client in clients:
+            proxy.ledger.carry(client, 100)
+        proxy.carry_on()
+    for name in hashes.keys() - {PROXIES}:
+        hashes[name][third.field.encode()] = b"9" * 10**6
+    for _ in range(3):
+        for proxy in (second, first):
+            for client in clients:
+                proxy.ledger.carry(client, 100)
+            proxy.run(2 * ALL_SECONDS)
+    assert [first.ledger.used_elsewhere(client) for client in clients[1:]] == [400] * 29
+    assert len(first.connections) <= 2 + MOST_OF_FIELD
+
+
+def test_long_value_in_place_of_the_own_total_is_written_again(hashes: Hashes, proxies: list[Proxy]) -> None:
+    first, _ = proxies
+    hashes[HASH].update(FIELDS)
+    first.carry_on()
+    hashes[HASH][first.field.encode()] = b"9" * 10**6
+    first.ledger.changed.clear()
+    first.run(ALL_SECONDS)
+    first.carry_on()
+    assert hashes[HASH][first.field.encode()] == b"%d" % first.ledger.used(CLIENT)
+    assert len(first.connections) <= 2
 
 
 def test_filled_hash_is_read_by_no_more_commands_than_any_other(hashes: Hashes, proxies: list[Proxy]) -> None:

@@ -20,7 +20,7 @@ FAR_ROUNDS: Final = 8
 others carry."""
 
 REFUSED_SECONDS: Final = 60.0
-"""A hash, or a field of one, whose answer has no end is not read for so long."""
+"""A hash whose answer has no end is not read for so long."""
 
 # So long before a stage, and at the begin of a transfer, whose rate is not known, all ticks publish and read.
 _NEAR_SECONDS: Final = 8.0
@@ -42,7 +42,6 @@ class Entry:
     `name` is that of its hash. It is due in the tick `turn` of each round, or only in one `round` of `FAR_ROUNDS`.
     `published` is what the server has of this proxy, as far as known. `content` is what was read last, without that;
     unless `is_settled`, more of it may be believed later. `is_unread`: it was not read since the connection began.
-    `refused_until` is for the hash, and `refused_fields` has by field until when that is not read.
     """
 
     name: bytes
@@ -53,7 +52,6 @@ class Entry:
     active: float = -math.inf
     near_until: float = -math.inf
     refused_until: float = -math.inf
-    refused_fields: Mapping[str, float] = field(default_factory=dict)
     content: bytes = b""
     is_settled: bool = True
     is_unread: bool = True
@@ -74,12 +72,9 @@ class Entry:
             self.near_until = now + _NEAR_SECONDS / 2
         self.total, self.active = total, now
 
-    def fields(self, known: Mapping[str, object], now: float) -> tuple[str, ...]:
+    def fields(self, known: Mapping[str, object]) -> tuple[str, ...]:
         """What to read of its hash: the fields of `known` proxies, and those that are believed already."""
-        fields = (*known, *sorted(self.claims.keys() - known.keys()))
-        if not self.refused_fields:
-            return fields
-        return tuple(each for each in fields if self.refused_fields.get(each, -math.inf) <= now)
+        return (*known, *sorted(self.claims.keys() - known.keys()))
 
     def believe(self, totals: Mapping[str, int], now: float, age: float, link: float) -> None:
         """Take in what was read of the other proxies, as `merged`."""
@@ -207,13 +202,9 @@ class Book:
         for entries in (self._unpublished[entry.turn], self._near, self._active[entry.turn]):
             entries.pop(entry, None)
 
-    def refuse(self, name: bytes, field_of_it: str | None, now: float) -> None:
-        """A field of a hash, or with None all of it, is not to be read for a while."""
+    def refuse(self, name: bytes, now: float) -> None:
+        """The content of a hash is not to be read for a while."""
         for entries in self._entries.values():
             for entry in entries.values():
-                if entry.name != name:
-                    continue
-                if field_of_it is None:
+                if entry.name == name:
                     entry.refused_until = now + REFUSED_SECONDS
-                else:
-                    entry.refused_fields = {**entry.refused_fields, field_of_it: now + REFUSED_SECONDS}

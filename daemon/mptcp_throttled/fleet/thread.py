@@ -15,6 +15,7 @@ from mptcp_throttle.command_line import version
 from mptcp_throttled.fleet.book import FAR_ROUNDS, REFUSED_SECONDS, ROUND_TICKS, Book, Entry
 from mptcp_throttled.fleet.exchange import Exchange, ExchangeError, ReadReports, WriteRefused
 from mptcp_throttled.fleet.keys import name_of
+from mptcp_throttled.fleet.long_values import LongValues
 from mptcp_throttled.fleet.refusals import Refusals
 from mptcp_throttled.fleet.reports import Report, Reports
 from mptcp_throttled.vocabulary.events import Event, EventKind
@@ -95,6 +96,7 @@ class FleetThread(threading.Thread):
         self._list_again_at = -math.inf
         self._known_again_at = -math.inf
         self._by_field_until = -math.inf
+        self._long_values = LongValues()
         self._refusals = refusals
         self._tell = tell
         self._is_away = False
@@ -270,13 +272,20 @@ class FleetThread(threading.Thread):
             if contents is not None:
                 return contents
         known = self._known
+        self._long_values.forget(now)
         try:
-            return exchange.read_fields([(entry.name, entry.fields(known, now)) for entry in entries])
+            return exchange.read_fields(
+                [(entry.name, self._long_values.readable(entry.name, entry.fields(known))) for entry in entries]
+            )
         except ExchangeError as error:
-            if error.name is not None:
-                book.refuse(error.name, error.field, now)
-                what = _ENDLESS if error.field is None else f"has a total of {error.field} that is too long"
-                self._refuse(error.name.decode(), [what], now)
+            if error.name is not None and error.field is None:
+                book.refuse(error.name, now)
+                self._refuse(error.name.decode(), [_ENDLESS], now)
+            elif error.name is not None and error.field is not None:
+                # The own total is written again with the next connection.
+                if error.field != self._field:
+                    self._long_values.note(error.name, error.field, now)
+                self._refuse(error.name.decode(), [f"has a total of {error.field} that is too long"], now)
             raise
 
     def _whole_contents(self, exchange: Exchange, names: Sequence[bytes], now: float) -> Sequence[bytes] | None:
