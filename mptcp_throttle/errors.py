@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 EX_FAILURE: Final = 1
@@ -71,6 +71,12 @@ def listed(items: Iterable[object], most: int = 5) -> str:
     names = [str(item) for item in items]
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def first_of(problems: Sequence[str]) -> str:
+    """The first of one or more problems, and how many more there are, on one line."""
+    rest = len(problems) - 1
+    return problems[0] + (f" and {rest} more" if rest else "")
 
 
 def shown(value: object) -> str:

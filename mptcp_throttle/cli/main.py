@@ -294,8 +294,6 @@ def _doctor(options: argparse.Namespace) -> None:
 
 
 def _policy_note(config: Config) -> Iterator[str]:
-    if config.policy_problem is not None:
-        yield config.policy_problem
     if config.policy is not None:
         yield f"networks and devices are those of policy {config.policy} of fleet {config.policy.fleet}, no local ones"
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 def notes_of(config: Config, at: float) -> list[str]:
     """One line for each thing; `at` is in seconds since the epoch."""
-    return [*windows_over(config, at), *_high_overflows(config)]
+    damaged = () if config.policy_problem is None else (config.policy_problem,)
+    return [*damaged, *windows_over(config, at), *_high_overflows(config)]
 
 
 def windows_over(config: Config, at: float) -> list[str]:

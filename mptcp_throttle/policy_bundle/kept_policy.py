@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -16,11 +17,12 @@ from typing import Final
 
 from mptcp_throttle.config.text_file import read_text_file
 from mptcp_throttle.durable_file import synchronise
-from mptcp_throttle.errors import ConfigError
+from mptcp_throttle.errors import ConfigError, first_of, shown
 from mptcp_throttle.policy_bundle.bundle import CLIENTS, MAX_TIME, NETWORKS, Bundle, PolicyVersion
 
 _CURRENT: Final = "current"
 _STAGED: Final = "staged"
+_REPLACED: Final = "replaced"
 _DESCRIPTION: Final = "policy.json"
 _MOST_BYTES: Final = 10_000
 _WRITERS: Final = 16
@@ -59,37 +61,32 @@ class PolicyDirectory:
     def __init__(self, state_directory: Path) -> None:
         self._path = state_directory / "policy"
 
-    def current(self, fleet: str) -> KeptPolicy | None:
-        """The policy of this fleet in use; None if there is none. Raises ConfigError if it cannot be read."""
+    def kept(self, fleet: str) -> list[Path]:
+        """The directories of policies of this fleet, damaged or not: the current one, then the others, newest first.
+
+        There are none if none was adopted.
+        """
+        current = self._current(fleet)
+        if current is None:
+            return []
+        earlier = (path for path in self._path.glob(f"{fleet}.*") if path != current)
+        return [current, *sorted(earlier, key=number_of, reverse=True)]
+
+    def number(self, fleet: str) -> int:
+        """The number of the current policy of this fleet, damaged or not; 0 if there is none."""
+        current = self._current(fleet)
+        return 0 if current is None else number_of(current)
+
+    def _current(self, fleet: str) -> Path | None:
         link = self._path / _CURRENT
         try:
-            directory = self._path / link.readlink().name
+            name = link.readlink().name
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise ConfigError([f"{link}: cannot be read: {error.strerror}"]) from error
-        kept = _described(directory)
-        return kept if kept.fleet == fleet else None
-
-    def usable(self, fleet: str) -> tuple[KeptPolicy | None, str | None]:
-        """The policy of this fleet to start with, and why it is not the current one, if that is damaged.
-
-        Then it is the one before, if that is still there. The next one that is adopted takes the place of both.
-        """
-        try:
-            return self.current(fleet), None
-        except ConfigError as error:
-            kept = self._before(fleet)
-            instead = "local files are" if kept is None else f"policy {kept} is"
-            return kept, f"{error.problems[0]}; {instead} used instead"
-
-    def _before(self, fleet: str) -> KeptPolicy | None:
-        """The newest policy of a fleet that can be read."""
-        kept = []
-        for path in self._path.glob(f"{fleet}.*/{_DESCRIPTION}"):
-            with suppress(ConfigError):
-                kept.append(_described(path.parent))
-        return max((each for each in kept if each.fleet == fleet), key=lambda each: each.version.number, default=None)
+        except OSError:
+            return link  # whoever reads it is told what is wrong
+        # A name of a fleet has no point.
+        return self._path / name if name.rpartition(".")[0] == fleet else None
 
     def stage(self, bundle: Bundle, now: float) -> KeptPolicy:
         """Write a policy to the disk, in place of an earlier one that was staged. Raises OSError."""
@@ -122,11 +119,13 @@ class PolicyDirectory:
         shutil.rmtree(staged.directory, ignore_errors=True)
 
     def use(self, staged: KeptPolicy) -> None:
-        """Name a staged policy, which is not the current one, as the current one. Raises OSError."""
+        """Name a staged policy as the current one. Raises OSError."""
         link, new_link = self._path / _CURRENT, self._path / f"{_CURRENT}.new"
-        # A name of a fleet has no point.
-        directory = self._path / f"{staged.fleet}.{staged.version.number}"
-        shutil.rmtree(directory, ignore_errors=True)
+        directory, replaced = self._path / f"{staged.fleet}.{staged.version.number}", self._path / _REPLACED
+        shutil.rmtree(replaced, ignore_errors=True)
+        # It may be the current one, if that is damaged: to remove all its files would take longer.
+        with suppress(FileNotFoundError):
+            directory.rename(replaced)
         staged.directory.rename(directory)
         synchronise(self._path)
         before = link.readlink().name if link.is_symlink() else None
@@ -154,7 +153,14 @@ def _write(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _described(directory: Path) -> KeptPolicy:
+def number_of(directory: Path) -> int:
+    """The number in the name of a policy's directory; 0 if it has none."""
+    number = directory.name.rpartition(".")[2]
+    return int(number) if number.isascii() and number.isdigit() else 0
+
+
+def read_kept(directory: Path, fleet: str) -> KeptPolicy:
+    """The policy of this fleet in a directory; its other files are not read. Raises ConfigError if it is damaged."""
     path = directory / _DESCRIPTION
     try:
         document = json.loads(read_text_file(path, _MOST_BYTES))
@@ -163,8 +169,15 @@ def _described(directory: Path) -> KeptPolicy:
         adopted_at = float(document["adopted_at"])
         if not 0 <= adopted_at < MAX_TIME:
             raise ValueError("adopted_at: is no time")
-        return KeptPolicy(directory, version, str(document["fleet"]), adopted_at)
+        if document["fleet"] != fleet:
+            raise ValueError(f"fleet: {shown(document['fleet'])}: allowed: {fleet}")
     except (KeyError, TypeError, RecursionError, OverflowError, json.JSONDecodeError) as error:
         raise ConfigError([f"{path}: is damaged"]) from error
     except ValueError as error:
         raise ConfigError([f"{path}: {error}"]) from error
+    return KeptPolicy(directory, version, fleet, adopted_at)
+
+
+def in_policy(directory: Path, problems: Sequence[str]) -> str:
+    """The first of the problems with the policy in a directory, with the names that its files have in the policy."""
+    return f"policy {directory.name.rpartition('.')[2]}: {first_of(problems).replace(f'{directory}{os.sep}', '')}"

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from polling import eventually
-from proxy_world import Hosts, ProxyWorld, attended, unique
+from proxy_world import FREE, Hosts, ProxyWorld, attended, receive_rates, unique
 
 from mptcp_lab.host import Host
 from mptcp_lab.services import WIFI_FIRST, Services
@@ -236,3 +236,59 @@ def test_kill_after_writing_leaves_a_whole_policy(fleet: Fleet, delay: float) ->
     fleet.world.services.start_daemon()
     fleet.world.services.wait_ready()
     assert used(fleet.world.services) == 2
+
+
+def damage(fleet: Fleet, number: int) -> tuple[Path, str]:
+    """What a file system may leave of a file after a power failure: its size. The file, and what it was."""
+    path = fleet.world.services.directory / f"state/policy/europe.{number}/networks.d/ethernet.yaml"
+    text = path.read_text(encoding="utf-8")
+    path.write_bytes(bytes(len(text)))
+    return path, text
+
+
+def problem_of(services: Services) -> str:
+    return str(services.status()["daemon"]["policy"]["problem"])
+
+
+def test_damaged_policy_is_fetched_again_after_the_start(fleet: Fleet) -> None:
+    world = fleet.world
+    fleet.publish(WIFI, with_cap("8mbit"))
+    fleet.wait_used(1)
+    world.begin_settled()
+    path, text = damage(fleet, 1)
+    world.daemon.kill()
+    world.services.start_daemon()
+    world.services.wait_ready()
+    fleet.wait_used(1)
+    eventually(lambda: [each.rate for each in world.capped()] == [8_000_000], "the rate of the policy applied")
+    eventually(lambda: fleet.problems() == [None, None], "no problem any more")
+    assert path.read_text(encoding="utf-8") == text
+    lines = [line for line in world.services.log().splitlines() if "policy 1: networks.d/ethernet.yaml" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("; local files are used instead")
+
+
+def test_client_is_free_beside_a_damaged_policy_until_it_is_mended(fleet: Fleet) -> None:
+    """The local files do not have the network of his capped subflow, which an earlier instance has left."""
+    world = fleet.world
+    fleet.publish(WIFI, with_cap("8mbit"))
+    fleet.wait_used(1)
+    world.begin_settled()
+    fleet.server.stop()
+    world.services.configure([WIFI])
+    path, text = damage(fleet, 1)
+    world.daemon.kill()
+    world.services.start_daemon()
+    world.services.wait_ready()
+    assert used(world.services) is None
+    assert "policy 1: networks.d/ethernet.yaml: is not valid YAML" in problem_of(world.services)
+    assert "local files are used instead" in world.services.cli("reload").stdout
+    eventually(lambda: not (world.capped() or world.restrained() or world.marks()), "the subflow is free")
+    eventually(lambda: receive_rates(world.lab.client, 2)["eth0"] > FREE, "Ethernet in use")
+    instance = world.daemon
+    path.write_text(text, encoding="utf-8")
+    world.services.cli("reload")
+    assert used(world.services) == 1
+    assert problem_of(world.services) == "None"
+    eventually(lambda: [each.rate for each in world.capped()] == [8_000_000], "the rate of the policy applied")
+    assert world.daemon is instance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,10 +21,11 @@ from worlds import ManualClock
 from mptcp_throttle.cli import main
 from mptcp_throttle.config.fleet_section import FleetPolicySection
 from mptcp_throttle.config.load import config_paths, load_again, load_config, load_with_policy
+from mptcp_throttle.config.notes import notes_of
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.policy_bundle.bundle import Bundle
-from mptcp_throttle.policy_bundle.kept_policy import PolicyDirectory
+from mptcp_throttle.policy_bundle.kept_policy import KeptPolicy, PolicyDirectory
 from mptcp_throttle.policy_bundle.published import Announcement, PublishedPolicies
 from mptcp_throttle.policy_bundle.signature import PrivateKey
 from mptcp_throttle.rpc import Json
@@ -91,7 +93,7 @@ class Proxy:
         if self.refuses_to_reload:
             return {"problems": self.refuses_to_reload}
         try:
-            loaded: Config | ConfigError = load_again(self.path)
+            loaded: Config | ConfigError = load_again(self.path, self.config.policy)
         except ConfigError as error:
             loaded = error
         return {"problems": list(self.running.take(loaded, self.clock.time()).problems)}
@@ -541,37 +543,176 @@ def test_damaged_policy_is_in_use_while_the_daemon_runs(proxy: Proxy, text: str)
     assert (proxy.cap, proxy.number) == ("9mbit", 5)
 
 
-@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
-def test_damaged_policy_leaves_the_one_before_at_the_start(proxy: Proxy, text: str) -> None:
-    for number, cap in ((3, "2mbit"), (4, "3mbit")):
-        proxy.publish(bundle(number, cap))
+@dataclass(frozen=True)
+class Damage:
+    """A file of a policy, what is written to it (None: it is removed), and what is then said of it."""
+
+    name: str
+    content: bytes | None
+    problem: str
+
+    def do(self, proxy: Proxy, number: int) -> None:
+        path = proxy.directory / f"policy/europe.{number}/{self.name}"
+        if self.content is None:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        else:
+            path.write_bytes(self.content)
+
+
+DAMAGES: Final = {
+    **{f"description-{n}": Damage("policy.json", text.encode(), "policy.json: ") for n, text in enumerate(DAMAGED)},
+    "no description": Damage("policy.json", None, "policy.json: cannot be read: No such file or directory"),
+    "no yaml": Damage("networks.d/lte.yaml", b"name: [", "networks.d/lte.yaml:1: is not valid YAML: "),
+    "zeros": Damage("networks.d/lte.yaml", bytes(4096), "networks.d/lte.yaml: is not valid YAML: "),
+    "empty": Damage("networks.d/lte.yaml", b"", "networks.d/lte.yaml: is empty; allowed: "),
+    "no text": Damage("clients.d/phone.yaml", b"\xff\xfe", "clients.d/phone.yaml: is not UTF-8 text (byte 0)"),
+    "device": Damage("clients.d/phone.yaml", b"name: phone\n", "clients.d/phone.yaml:"),
+    "no networks": Damage("networks.d", None, "networks.d: cannot be read: No such file or directory"),
+    "no files": Damage("", None, "policy.json: cannot be read: No such file or directory"),
+}
+each_damage = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+
+
+def adopted(proxy: Proxy, *numbers: int) -> None:
+    """Adopt policies with caps of as many Mb/s as their numbers."""
+    for number in numbers:
+        proxy.publish(bundle(number, f"{number}mbit"))
         proxy.step()
-    path = proxy.directory / "policy/europe.4/policy.json"
-    path.write_text(text)
+    assert proxy.number == numbers[-1]
+
+
+@each_damage
+def test_damaged_policy_leaves_the_one_before_at_the_start(proxy: Proxy, damage: Damage) -> None:
+    adopted(proxy, 3, 4)
+    damage.do(proxy, 4)
     proxy.start()
-    assert (proxy.cap, proxy.number) == ("2mbit", 3)
+    assert (proxy.cap, proxy.number, len(proxy.config.devices)) == ("3mbit", 3, 1)
     problem = proxy.adoption.status()["problem"]
-    assert problem.startswith(f"{path}: ")
-    assert problem.endswith(f"; policy {bundle(3, '2mbit').described} is used instead")
-    assert "\n" not in problem
+    assert problem.startswith(f"policy 4: {damage.problem}")
+    assert problem.endswith(f"; policy {bundle(3, '3mbit').described} is used instead")
+    assert problem.isprintable()
+    assert proxy.adoption.announcement().problem == problem
     # The server still has the newest.
     assert proxy.step() is None
-    assert (proxy.cap, proxy.number, proxy.adoption.status()["problem"]) == ("3mbit", 4, None)
+    assert (proxy.cap, proxy.number, proxy.adoption.status()["problem"]) == ("4mbit", 4, None)
+    assert proxy.adoption.announcement().problem is None
     proxy.start()
-    assert (proxy.cap, proxy.number) == ("3mbit", 4)
+    assert (proxy.cap, proxy.number) == ("4mbit", 4)
 
 
-def test_damaged_policy_with_none_before_leaves_local_files(proxy: Proxy) -> None:
-    proxy.publish(bundle(4, "3mbit"))
-    proxy.step()
-    path = proxy.directory / "policy/europe.4/policy.json"
-    path.unlink()
+@each_damage
+def test_damaged_policy_with_none_before_leaves_local_files(proxy: Proxy, damage: Damage) -> None:
+    adopted(proxy, 4)
+    damage.do(proxy, 4)
     proxy.start()
     assert (proxy.cap, proxy.number) == ("local", None)
-    assert str(proxy.config.policy_problem).endswith("; local files are used instead")
+    problem = str(proxy.config.policy_problem)
+    assert problem.startswith(f"policy 4: {damage.problem}")
+    assert problem.endswith("; local files are used instead")
     assert proxy.directory / "networks.d/local.yaml" in config_paths(proxy.path)
     assert proxy.step() is None
-    assert (proxy.cap, proxy.number) == ("3mbit", 4)
+    assert (proxy.cap, proxy.number) == ("4mbit", 4)
+
+
+@each_damage
+def test_damaged_policies_before_are_passed_over(proxy: Proxy, damage: Damage) -> None:
+    adopted(proxy, 3, 4)
+    for number in (3, 4):
+        damage.do(proxy, number)
+    proxy.start()
+    assert (proxy.cap, proxy.number) == ("local", None)
+    assert str(proxy.config.policy_problem).startswith(f"policy 4: {damage.problem}")
+
+
+@each_damage
+def test_policy_is_used_without_a_restart_once_it_can_be_read(proxy: Proxy, damage: Damage) -> None:
+    """The operator mends it while the server is away; what was then damaged again does not lead back to local files."""
+    adopted(proxy, 4)
+    kept, copy = proxy.directory / "policy/europe.4", proxy.directory / "copy"
+    shutil.copytree(kept, copy)
+    proxy.server.is_away = True
+    damage.do(proxy, 4)
+    proxy.start()
+    assert proxy.reload()["problems"] == []
+    assert proxy.cap == "local"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(copy, kept)
+    assert proxy.reload()["problems"] == []
+    assert (proxy.cap, proxy.config.policy_problem) == ("4mbit", None)
+    damage.do(proxy, 4)
+    problem = proxy.reload()["problems"][0]
+    assert str(kept / damage.problem.partition(":")[0]) in problem
+    assert proxy.cap == "4mbit"
+
+
+def test_local_change_is_reloaded_beside_a_damaged_policy(proxy: Proxy) -> None:
+    adopted(proxy, 3, 4)
+    damage = DAMAGES["no yaml"]
+    damage.do(proxy, 4)
+    proxy.start()
+    proxy.path.write_text(service_text(proxy.directory, more="log_level: debug\n"))
+    assert proxy.reload()["problems"] == []
+    assert (proxy.config.log_level, proxy.number) == ("debug", 3)
+    # While it runs with the one before, it does not go back to local files.
+    damage.do(proxy, 3)
+    assert proxy.reload()["problems"] != []
+    assert proxy.number == 3
+
+
+def test_damaged_policy_does_not_let_the_server_make_a_proxy_go_back(proxy: Proxy) -> None:
+    adopted(proxy, 4)
+    DAMAGES["no yaml"].do(proxy, 4)
+    proxy.server.hashes.clear()
+    proxy.publish(bundle(3, "9mbit"))
+    proxy.start()
+    older = "policy 3, the newest on the server, is older than 4; allowed: a newer one"
+    for _ in range(3):
+        assert proxy.step() == older
+    assert (proxy.cap, proxy.reads()) == ("local", 1)
+    problem = proxy.adoption.status()["problem"]
+    assert problem == f"{proxy.config.policy_problem}; {older}"
+
+
+def test_policy_that_is_damaged_again_at_once_is_tried_each_minute(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopted(proxy, 4)
+    DAMAGES["no yaml"].do(proxy, 4)
+    proxy.start()
+    use = PolicyDirectory.use
+
+    def use_and_damage(directory: PolicyDirectory, staged: KeptPolicy) -> None:
+        use(directory, staged)
+        DAMAGES["no yaml"].do(proxy, 4)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PolicyDirectory, "use", use_and_damage)
+        for _ in range(3):
+            assert proxy.step() == proxy.config.policy_problem
+        assert (proxy.cap, proxy.reads()) == ("local", 2)
+        assert proxy.adoption.status()["problem"] == proxy.config.policy_problem
+    proxy.clock.now += RETRY_SECONDS
+    assert proxy.step() is None
+    assert (proxy.cap, proxy.reads()) == ("4mbit", 3)
+
+
+def test_what_is_wrong_with_local_files_is_not_blamed_on_a_policy(proxy: Proxy) -> None:
+    adopted(proxy, 4)
+    proxy.path.write_text(service_text(proxy.directory, more="log_level: loud\n"))
+    with pytest.raises(ConfigError) as error:
+        load_config(proxy.path)
+    assert all("log_level" in problem for problem in error.value.problems)
+
+
+def test_policy_and_local_files_that_are_both_damaged_are_both_named(proxy: Proxy) -> None:
+    adopted(proxy, 4)
+    DAMAGES["no yaml"].do(proxy, 4)
+    (proxy.directory / "networks.d/local.yaml").write_text("")
+    with pytest.raises(ConfigError) as error:
+        load_config(proxy.path)
+    named = [problem.partition(":")[0] for problem in error.value.problems]
+    paths = "policy/europe.4/networks.d/lte.yaml", "networks.d/local.yaml"
+    assert named == [str(proxy.directory / path) for path in paths]
 
 
 def test_proxy_says_what_it_uses_since_when(proxy: Proxy) -> None:
@@ -623,3 +764,12 @@ def test_check_config_says_that_local_files_have_no_effect(proxy: Proxy, capsys:
     digest = bundle(4).described.digest[:12]
     note = f"networks and devices are those of policy 4 ({digest}) of fleet europe, no local ones\n"
     assert note in capsys.readouterr().out
+
+
+def test_check_config_and_reload_say_that_a_policy_is_damaged(proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
+    adopted(proxy, 4)
+    DAMAGES["no yaml"].do(proxy, 4)
+    proxy.start()
+    assert main(["--config", str(proxy.path), "check-config"]) == 0
+    assert f"{proxy.config.policy_problem}\n" in capsys.readouterr().out
+    assert notes_of(proxy.config, proxy.clock.time()) == [proxy.config.policy_problem]

@@ -17,7 +17,7 @@ from typing import Final
 
 from mptcp_throttle.config.fleet_section import FleetPolicySection, FleetSection
 from mptcp_throttle.config.schema import Config
-from mptcp_throttle.errors import ConfigError, UserError
+from mptcp_throttle.errors import ConfigError, UserError, first_of
 from mptcp_throttle.logs import with_fields
 from mptcp_throttle.policy_bundle.bundle import CLIENTS, NETWORKS, Bundle, file_name_problem
 from mptcp_throttle.policy_bundle.kept_policy import KeptPolicy, PolicyDirectory
@@ -95,10 +95,11 @@ class PolicyAdoption:
         """
         numbers = published.numbers()
         self.away = None
-        written = self._written()
-        # That which is written comes last: it is not in use if a reload was refused.
-        newer = [number for number in numbers if number > written]
-        waiting = [*newer, written] if written > self._in_use() else newer
+        written, in_use = self._written(), self._in_use()
+        newer = [number for number in numbers if number > in_use and number >= written]
+        # What is written is not in use if a reload was refused. A damaged one waits for the server or for the operator.
+        is_unused = written > in_use and written not in newer and self._running().policy_problem is None
+        waiting = [*newer, written] if is_unused else newer
         self._refusals = {number: self._refusals[number] for number in waiting if number in self._refusals}
         for number in waiting:
             before = self._refusals.get(number)
@@ -130,23 +131,20 @@ class PolicyAdoption:
 
     def _why_not(self, numbers: list[int], waiting: list[int]) -> str | None:
         """Why the newest policy is not in use, if so."""
-        in_use = self._in_use()
+        in_use, adopted = self._in_use(), self._written()
         for number in waiting:
             if number > in_use and number in self._refusals:
                 return self._refusals[number].problem
-        if numbers and numbers[0] < in_use:
-            return f"policy {numbers[0]}, the newest on the server, is older than {in_use}; allowed: a newer one"
+        if numbers and numbers[0] < adopted:
+            return f"policy {numbers[0]}, the newest on the server, is older than {adopted}; allowed: a newer one"
         return None
 
     def _in_use(self) -> int:
         return _number(self._running().policy)
 
     def _written(self) -> int:
-        """The highest number that this proxy has adopted: nothing older is adopted again."""
-        try:
-            return max(_number(self._directory.current(self._fleet)), self._in_use())
-        except ConfigError:
-            return self._in_use()
+        """The highest number that this proxy has adopted: nothing older is adopted again, even if that is damaged."""
+        return max(self._directory.number(self._fleet), self._in_use())
 
     def _try(self, published: PublishedPolicies | None, number: int) -> _Refusal | None:
         """Adopt a policy, or with None use what is written of it; why not, if so."""
@@ -160,10 +158,12 @@ class PolicyAdoption:
                 except ValueError as error:
                     return _Refusal(f"policy {number}: {error}", is_signed, beside=self._running())
             _refuse_for(self._reload()["problems"])
+            if self._in_use() < number:
+                return _Refusal(self._running().policy_problem or f"policy {number}: is not in use", is_signed)
         except ValueError as error:
             return _Refusal(f"policy {number}: {error}", is_signed)
         except UserError as error:
-            return _Refusal(f"policy {number}: {_first_line(str(error).splitlines())}", is_signed=True)
+            return _Refusal(f"policy {number}: {first_of(str(error).splitlines())}", is_signed=True)
         except OSError as error:
             return _Refusal(f"policy {number}: cannot be written: {error.strerror}", is_signed=True)
         return None
@@ -184,16 +184,21 @@ class PolicyAdoption:
         _log.info("policy %s of %s is adopted", bundle.described, bundle.author)
 
     def status(self) -> Json:
-        """`{fleet, in_use, problem, away}`: the policy, None before the first one; why it is no newer one, if so."""
+        """`{fleet, in_use, problem, away}`: the policy, None for local files; why it is no newer one, if so."""
         policy = self._running().policy
         in_use = None if policy is None else {**asdict(policy.version), "adopted_at": policy.adopted_at}
-        problem = self.problem or self._running().policy_problem
+        problem = "; ".join(self._problems()) or None
         return {"fleet": self._fleet, "in_use": in_use, "problem": problem, "away": self.away}
+
+    def _problems(self) -> list[str]:
+        """Why this proxy does not use the policy that it has adopted, and why it adopts no newer one."""
+        unused = self._running().policy_problem
+        return [problem for problem in dict.fromkeys((unused, self.problem)) if problem is not None]
 
     def announcement(self) -> Announcement:
         """What this proxy says of itself."""
         policy, now = self._running().policy, self._clock.time()
-        problem = None if self.problem is None else _announced(self.problem)
+        problem = "; ".join(map(_announced, self._problems())) or None
         if policy is None:
             return Announcement(None, None, None, problem, now)
         return Announcement(policy.version.number, policy.version.digest, policy.adopted_at, problem, now)
@@ -213,12 +218,7 @@ def _number(policy: KeptPolicy | None) -> int:
 
 def _refuse_for(problems: Sequence[str]) -> None:
     if problems:
-        raise ValueError(_first_line(problems))
-
-
-def _first_line(problems: Sequence[str]) -> str:
-    rest = len(problems) - 1
-    return problems[0] + (f" and {rest} more" if rest else "")
+        raise ValueError(first_of(problems))
 
 
 class PolicyFollower(threading.Thread):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_throttle import systemd
+from mptcp_throttle.config.load import load_again, load_config, load_with_policy
 from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.linux.adjtimex import is_clock_synchronised
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.policy_bundle.kept_policy import KeptPolicy
 from mptcp_throttle.rpc import RpcClient, RpcServer
 from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled.accounting.accounts import Accounts
@@ -69,15 +71,14 @@ _LONGEST_FIRST_TABLE_SECONDS: Final = 30.0
 class Daemon:
     """The service: `run` is the thread of the control loop; RPC, SIGHUP and the table source leave it messages.
 
-    `load` reads the configuration files again, and `load_policy` with networks and devices of a policy; they raise
-    ConfigError. `kept` is the link of `kernel`, whose programs count for the `allowances`.
+    `path` is that of the configuration file, which a reload reads again. `kept` is the link of `kernel`, whose programs
+    count for the `allowances`.
     """
 
     def __init__(
         self,
+        path: Path,
         config: Config,
-        load: Callable[[], Config],
-        load_policy: Callable[[KeptPolicy], Config],
         kernel: LinuxKernel,
         uplinks: Uplinks,
         steering: Steering | NoSteering,
@@ -86,11 +87,11 @@ class Daemon:
         control_group: ControlGroup,
         allowances: Allowances | None = None,
     ) -> None:
+        self._path = path
         self._config = config
         self._kernel = kernel
         self._uplinks = uplinks
         self._kept = kept
-        self._load = load
         self._inbox = Inbox()
         self._stopping = False
         self._restarting = False
@@ -160,12 +161,16 @@ class Daemon:
             allowances.watch(self._note_used_up)
         self._metrics = MetricsServer()
         reports = self._loop.recent_decisions, self._loop.events
-        self.api = Api(self._running, self._inbox, self._view, self._history, accounts, *reports, load)
+        self.api = Api(self._running, self._inbox, self._view, self._history, accounts, *reports, self._load_again)
         self._policies: PolicyFollower | None = None
         if config.fleet.policy.fleet is not None:
             from mptcp_throttled.lifecycle.fleet_policy import follow_policies
 
-            self._policies = follow_policies(config, self._running, load_policy, self.api, clock)
+            load = partial(load_with_policy, path)
+            self._policies = follow_policies(config, self._running, load, self.api, clock)
+
+    def _load_again(self) -> Config:
+        return load_again(self._path, self._running.config.policy)
 
     def _view(self) -> View:
         """What is known now; for any thread."""
@@ -296,7 +301,7 @@ class Daemon:
         if not self._restarting:
             return False
         try:
-            loaded: Config | ConfigError = self._load()
+            loaded: Config | ConfigError = load_config(self._path)
         except ConfigError as error:
             loaded = error
         problems = judge(self._config, loaded).problems

@@ -6,11 +6,10 @@ import errno
 import logging
 import os
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 from mptcp_throttle import logs, service
-from mptcp_throttle.config.load import load_again, load_config, load_with_policy
+from mptcp_throttle.config.load import load_config
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.network_namespace import require_entered
@@ -43,7 +42,7 @@ def serve(path: Path) -> None:
     require_entered(config.proxy.namespace)
     logs.set_level(config.log_level)
     if config.policy_problem is not None:
-        _log.error("policy: %s", config.policy_problem)
+        _log.error("%s", config.policy_problem)
     service.prefer_latency()
     service.return_freed_memory()
     require_capabilities()
@@ -76,10 +75,7 @@ def serve(path: Path) -> None:
             release_old_ports(recorded, config.proxy.ports if config.daemon.pacing else NO_PORTS, kept)
             record.write(config.proxy.ports)
             uplinks = Uplinks(config.proxy.interfaces, filters)
-            # Without the policy that is damaged, there is nothing better to keep.
-            load = load_again if config.policy_problem is None else load_config
-            loaders = partial(load, path), partial(load_with_policy, path)
-            daemon = Daemon(config, *loaders, kernel, uplinks, steering, features, kept, group, allowances)
+            daemon = Daemon(path, config, kernel, uplinks, steering, features, kept, group, allowances)
             service.on_stop_signal(daemon.stop)
             service.on_hand_over_signal(daemon.hand_over)
             service.on_reload_signal(daemon.api.reload_on_signal)
