@@ -34,7 +34,7 @@ SERVICES: Final = {
 """Their modules, by their names."""
 
 _LOADED_LATE: Final = "iptc"
-"""The daemon loads it when it looks at iptables for the first time, with setuptools: another quarter of a second."""
+"""The daemon loads it when it needs the classifier `rules`, with setuptools: another quarter of a second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,6 +332,38 @@ assert Path("/proc/net/ip_tables_names").read_text() == Path("/proc/net/ip6_tabl
     subprocess.run(["unshare", "--net", sys.executable, "-c", script], check=True)
 
 
+FOREIGN_RULE: Final = "-t mangle -A FORWARD -p tcp -m comment --comment other -j MARK --set-mark 5"
+_RIGHTS: Final = "+net_admin,+net_raw"
+UNPRIVILEGED: Final = f"--reuid=65534 --regid=65534 --clear-groups --inh-caps={_RIGHTS} --ambient-caps={_RIGHTS}"
+
+
+@pytest.mark.parametrize("tool", ["iptables-legacy", "ip6tables-legacy"])
+@pytest.mark.parametrize("user", ["", f"setpriv {UNPRIVILEGED}"], ids=["root", "unprivileged"])
+def test_iptables_is_not_loaded_beside_a_table_of_others(tool: str, user: str) -> None:
+    """It takes a quarter of a second of each start; who may not list the tables finds one wherever one may be."""
+    script = """
+import sys
+from mptcp_throttled.kernel.classes.nft import NftClassifier
+from mptcp_throttled.kernel.classes.rules import RulesClassifier
+assert NftClassifier().read() == RulesClassifier(1).read() == {}
+assert "iptc" not in sys.modules and "setuptools" not in sys.modules
+"""
+    commands = f"{tool} {FOREIGN_RULE} && exec {user} {sys.executable} -c '{script}'"
+    subprocess.run(["unshare", "--net", "sh", "-c", commands], check=True)
+
+
+@pytest.mark.parametrize(("tool", "version"), [("iptables-legacy", 4), ("ip6tables-legacy", 6)])
+def test_our_chain_is_found_beside_rules_of_others(tool: str, version: int) -> None:
+    script = """
+from mptcp_throttled.kernel.classes.nft import NftClassifier
+print({version: state.altered for version, state in NftClassifier().read().items()})
+"""
+    chain = f"{tool} -t mangle -N MPTCP-THROTTLE && {tool} -t mangle -A OUTPUT -j MPTCP-THROTTLE"
+    commands = f"{tool} {FOREIGN_RULE} && {chain} && exec {sys.executable} -c '{script}'"
+    found = subprocess.run(["unshare", "--net", "sh", "-c", commands], check=True, stdout=subprocess.PIPE, text=True)
+    assert found.stdout == f"{{{version}: True}}\n"
+
+
 def test_rules_of_another_configuration_are_replaced(host: Host, use: Use) -> None:
     use(RulesClassifier(0xFF00_0000)).make(4, {ONE: 2})
     marks = use(RulesClassifier(MASK))

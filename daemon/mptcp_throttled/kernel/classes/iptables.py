@@ -18,6 +18,7 @@ from typing import IO, Any, Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point
 from mptcp_throttle.model import OWN_CHAIN
+from mptcp_throttled.kernel.classes.mangle_table import may_have_chain
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
 TOOLS: Final = {4: "iptables-legacy", 6: "ip6tables-legacy"}
@@ -49,7 +50,7 @@ _MANGLE: Final = "mangle"
 
 @functools.cache
 def _iptc() -> Any:
-    """python-iptables, imported when it is needed first: that is a seventh of the daemon's start, and rarely needed."""
+    """python-iptables, imported when it is needed first: it takes a seventh of the daemon's start."""
     import iptc
 
     for table in (iptc.Table, iptc.Table6):
@@ -91,6 +92,8 @@ class OwnChain:
             return None
         try:
             with _iptables_errors(f"{self._tool} -t mangle -S {OWN_CHAIN}"):
+                if not may_have_chain(self._ip_version, OWN_CHAIN):
+                    return None
                 table = self._fresh_table()
                 return _read_chain(table, parse) if _is_present(table) else None
         except KernelError as error:
