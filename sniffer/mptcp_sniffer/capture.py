@@ -22,6 +22,7 @@ from scapy.error import Scapy_Exception, log_runtime
 
 from mptcp_sniffer.packet_filter import SNAP_BYTES, signalling_filter
 from mptcp_sniffer.segment import Segment, parse_ethernet, parse_ip
+from mptcp_sniffer.stop import Stop
 from mptcp_throttle.errors import UserError
 from mptcp_throttle.linux.cbpf import attach_filter
 from mptcp_throttle.linux.link_header import LinkHeader, link_header_of
@@ -207,16 +208,18 @@ class Seen(NamedTuple):
 
 
 class Captures:
-    """Captures on `interfaces` by `start`, which opens one capture and raises UserError.
+    """Captures on `interfaces` by `start`, which opens one capture and raises UserError; `stop` ends waits for frames.
 
     For a single thread, except `captured`, `missing` and `dropped`, which any thread may use.
     """
 
-    def __init__(self, interfaces: tuple[str, ...], start: Callable[[str], Capture]) -> None:
+    def __init__(self, interfaces: tuple[str, ...], start: Callable[[str], Capture], stop: Stop) -> None:
         self._interfaces = interfaces
         self._start = start
         self._open: dict[str, Capture] = {}
         self._readable = select.poll()
+        self._stop = stop
+        self._readable.register(stop, select.POLLIN)
         self._dropped_before = 0
         self._names_due = 0.0
 
@@ -259,7 +262,7 @@ class Captures:
         if any(capture.is_fast for capture in self._open.values()):
             time.sleep(_GATHER_SECONDS)
         else:
-            time.sleep(gather)
+            self._stop.wait(gather)
             self._readable.poll(seconds * 1000)
         now = time.monotonic()
         are_names_due = now >= self._names_due

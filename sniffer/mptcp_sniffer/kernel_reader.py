@@ -13,6 +13,7 @@ from typing import Final
 
 from mptcp_sniffer.kernel_events import KernelEvent, KernelEvents
 from mptcp_sniffer.kernel_list import KernelList, KernelListUnavailable, list_subflows
+from mptcp_sniffer.stop import Stop
 from mptcp_throttle.config.schema import SnifferSection
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.ports import ALL_PORTS, Ports
@@ -44,7 +45,7 @@ class KernelReader:
 
     The list has the subflows on `ports`. It has those on all ports while `expects_other_ports`, and while no events are
     received: these would report subflows on other ports. While `is_patient`, the list is read at most twice a second.
-    If the kernel refuses list or events, that is logged once, and tried again.
+    If the kernel refuses list or events, that is logged once, and tried again. `stop` ends the threads.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class KernelReader:
         deliver_event: Callable[[KernelEvent], None],
         expects_other_ports: Callable[[], bool],
         is_patient: Callable[[], bool],
+        stop: Stop,
     ) -> None:
         self._ports = ports
         self._settings = settings
@@ -63,7 +65,7 @@ class KernelReader:
         self._expects_other_ports = expects_other_ports
         self._is_patient = is_patient
         self._receives_events = False
-        self._stop = threading.Event()
+        self._stop = stop
         self._requested = threading.Event()
         self._problem: str | None = ""
         self._last: tuple[int, float] | None = None
@@ -161,9 +163,11 @@ class KernelReader:
         with KernelEvents(self._ports) as events:
             self._receives_events = True
             self.request()  # what happened before the subscription
-            while not self._stop.is_set():
-                if select.select([events], [], [], _HOUSEKEEPING_SECONDS)[0]:
-                    self._receive(events)
+            waiting = select.poll()
+            for readable in (events, self._stop):
+                waiting.register(readable, select.POLLIN)
+            while waiting.poll() and not self._stop.is_set():
+                self._receive(events)
 
     def _receive(self, events: KernelEvents) -> None:
         try:

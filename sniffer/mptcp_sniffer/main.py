@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mptcp_sniffer.sniffer import Sniffer
+from mptcp_sniffer.stop import Stop
 from mptcp_throttle import logs, service
 from mptcp_throttle.command_line import command_line
 from mptcp_throttle.config.changes import SNIFFER, changes
@@ -67,12 +68,12 @@ def _serve(path: Path) -> None:
     service.return_freed_memory()
     logs.configure()
     logs.set_level(config.log_level)
-    stop = threading.Event()
+    stop = Stop()
     service.on_stop_signal(stop.set)
     reload = Reload(config, lambda: load_config(path))
     service.on_reload_signal(reload)
     with service.single_instance(config.sockets.sniffer.parent, "mptcp-sniffer", config.socket_group):
-        Sniffer(config, reload).run(stop)
+        Sniffer(config, reload, stop).run()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from mptcp_sniffer.kernel_list import KernelList
 from mptcp_sniffer.kernel_reader import KernelReader
 from mptcp_sniffer.publish import PublishedTable
 from mptcp_sniffer.segment import Malformed, PackedEndpoint, Segment
+from mptcp_sniffer.stop import Stop
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle import systemd
 from mptcp_throttle.config.schema import Config
@@ -39,15 +40,19 @@ _ROOT: Final = 0
 
 
 class Sniffer:
-    """The main thread captures and tracks, two threads read from the kernel, the RPC threads read the table."""
+    """The main thread captures and tracks, two threads read from the kernel, the RPC threads read the table.
 
-    def __init__(self, config: Config, reload: Callable[[], Json]) -> None:
+    `stop` ends the first three.
+    """
+
+    def __init__(self, config: Config, reload: Callable[[], Json], stop: Stop) -> None:
         self._config = config
         self._reload = reload
+        self._stop = stop
         self._daemon_directory = config.sockets.daemon.parent
         self._table = PublishedTable(config.sniffer.history)
         proxy, buffer_bytes = config.proxy, config.sniffer.capture_buffer
-        self._captures = Captures(proxy.interfaces, lambda name: Capture(name, proxy.ports, buffer_bytes))
+        self._captures = Captures(proxy.interfaces, lambda name: Capture(name, proxy.ports, buffer_bytes), stop)
         self._reopen_due = 0.0
         self._join_until = 0.0
         self._refusals: dict[str, str] = {}
@@ -65,6 +70,7 @@ class Sniffer:
             self._apply_kernel_event,
             lambda: self._tracker.expects_other_ports,
             lambda: self._table.is_patient,
+            stop,
         )
         self._begin_tracking()
 
@@ -75,28 +81,28 @@ class Sniffer:
         steered = self._config.daemon.steering
         self._tracker = Tracker(self._config.proxy.ports, bounds, settings.trust, self._events.append, steered=steered)
 
-    def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set. Raises UserError if the capture or the socket cannot be opened at start.
+    def run(self) -> None:
+        """Serve until stopped. Raises UserError if the capture or the socket cannot be opened at start.
 
         It waits for interfaces that are missing or down.
         """
         with self._captures:
             self._open_captures(at_start=True)
             with self._kernel_reader.running():
-                self._serve(stop)
+                self._serve()
 
-    def _serve(self, stop: threading.Event) -> None:
+    def _serve(self) -> None:
         server = RpcServer(self._config.sockets.sniffer, self.methods(), self._config.socket_group)
         try:
             systemd.notify("READY=1")
-            while not stop.is_set():
+            while not self._stop.is_set():
                 self._watchdog.alive()
                 if self._captures.missing and time.monotonic() >= self._reopen_due:
                     self._reopen_captures()
                 if self._captures.captured:
                     self._observe_frames()
                 else:
-                    stop.wait(_REOPEN_SECONDS)
+                    self._stop.wait(_REOPEN_SECONDS)
         finally:
             systemd.notify("STOPPING=1")
             self._table.close()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from mptcp_sniffer.capture import CapturedFrame, CaptureLost, Captures, InterfaceAbsent, InterfaceLost
+from mptcp_sniffer.stop import Stop
 from mptcp_throttle.errors import UserError
 
 EVERYWHERE = ("eth0", "wg0")
@@ -16,17 +22,19 @@ EVERYWHERE = ("eth0", "wg0")
 
 @dataclass
 class ModelCapture:
-    """Has the frames that a test gives it; its socket is always readable."""
+    """Has the frames that a test gives it; its socket is always readable, unless it `is_silent`."""
 
     waiting: list[CapturedFrame] = field(default_factory=list)
     is_lost: bool = False
     is_fast: bool = False
     is_closed: bool = False
     is_renamed: bool = False
+    is_silent: bool = False
     ends: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
 
     def __post_init__(self) -> None:
-        self.ends[0].send(b"readable")
+        if not self.is_silent:
+            self.ends[0].send(b"readable")
 
     def fileno(self) -> int:
         return self.ends[1].fileno()
@@ -52,13 +60,17 @@ class ModelCapture:
 class Interfaces(dict[str, ModelCapture]):
     """Those that exist."""
 
+    def __init__(self, **captures: ModelCapture) -> None:
+        super().__init__(captures)
+        self.stop = Stop()
+
     def start(self, name: str) -> ModelCapture:
         if name not in self:
             raise InterfaceAbsent(f"{name}: no such device")
         return self[name]
 
     def captures(self) -> Captures:
-        return Captures(EVERYWHERE, self.start)  # type: ignore[arg-type]
+        return Captures(EVERYWHERE, self.start, self.stop)  # type: ignore[arg-type]
 
     @contextmanager
     def captured(self) -> Iterator[Captures]:
@@ -101,6 +113,23 @@ def test_frames_gather_unless_they_arrive_fast() -> None:
             assert len(captures.frames(0, 0.2).frames) == 1
             assert at_least <= time.monotonic() - began
             assert is_fast == (time.monotonic() - began < 0.2)
+
+
+@pytest.mark.parametrize(("seconds", "gather"), [(30.0, 0.0), (0.0, 30.0)])
+def test_signal_ends_a_wait_for_frames(seconds: float, gather: float) -> None:
+    interfaces = Interfaces(eth0=ModelCapture(is_silent=True))
+    began = time.monotonic()
+    before = signal.signal(signal.SIGUSR1, lambda *_: interfaces.stop.set())
+    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    try:
+        with interfaces.captured() as captures:
+            timer.start()
+            assert captures.frames(seconds, gather).frames == []
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert interfaces.stop.is_set()
+    assert time.monotonic() - began < 15
 
 
 def test_lost_interface_leaves_the_rest_captured() -> None:

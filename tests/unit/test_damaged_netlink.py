@@ -24,6 +24,7 @@ from mptcp_sniffer import kernel_events, kernel_list
 from mptcp_sniffer.kernel_events import KernelEvents
 from mptcp_sniffer.kernel_list import KernelList, KernelListUnavailable, list_subflows
 from mptcp_sniffer.kernel_reader import KernelReader
+from mptcp_sniffer.stop import Stop
 from mptcp_throttle.config.schema import SnifferSection
 from mptcp_throttle.linux import netlink_socket
 from mptcp_throttle.linux.inet_diag import InetDiag, list_listening
@@ -298,7 +299,7 @@ def test_sniffer_goes_on_with_the_next_list_after_a_damaged_one(
     kernel.answers = [cut, good]
     delivered: list[KernelList | None] = []
     settings = SnifferSection.model_validate({"kernel_events": False, "kernel_list_interval": "60s"})
-    reader = KernelReader(PORTS, settings, delivered.append, lambda _: None, lambda: False, lambda: False)
+    reader = KernelReader(PORTS, settings, delivered.append, lambda _: None, lambda: False, lambda: False, Stop())
     with reader.running():
         assert not any(delivered)
         reader.request()

@@ -25,6 +25,7 @@ from worlds import configuration
 
 from mptcp_lab.watched_page import write_config
 from mptcp_sniffer.sniffer import Sniffer
+from mptcp_sniffer.stop import Stop
 from mptcp_throttle.cli import doctor, fleet_commands, main, parser, setup_commands
 from mptcp_throttle.cli.doctor import service_checks
 from mptcp_throttle.config.schema import Sockets
@@ -184,7 +185,7 @@ def serving(directory: Path, api: Api) -> Iterator[str]:
     position = {"epoch": "a", "revision": 1}
     known = [encode_connection(each) for each in CONNECTIONS]
     table: dict[str, Callable[..., Json]] = {
-        "status": Sniffer(configuration(), lambda: None).status,
+        "status": Sniffer(configuration(), lambda: None, Stop()).status,
         "snapshot": lambda *_: {**position, "connections": known, "next": None},
         "changes": lambda *_: {**position, "changes": [], "more": False},
         "reload": lambda: {"problems": [], "valid": True},
@@ -404,5 +405,5 @@ def test_each_method_of_the_daemon_is_in_the_table(tmp_path: Path) -> None:
 
 
 def test_each_method_of_the_sniffer_is_in_the_table() -> None:
-    sniffer = Sniffer(configuration(), lambda: None)
+    sniffer = Sniffer(configuration(), lambda: None, Stop())
     assert described_methods("sniffer.sock") == parameters(sniffer.methods())

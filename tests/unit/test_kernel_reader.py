@@ -17,6 +17,7 @@ from mptcp_sniffer import kernel_reader
 from mptcp_sniffer.kernel_events import KernelEvent
 from mptcp_sniffer.kernel_list import KernelList
 from mptcp_sniffer.kernel_reader import KernelReader
+from mptcp_sniffer.stop import Stop
 from mptcp_throttle.config.schema import SnifferSection
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.ports import Ports
@@ -46,6 +47,28 @@ class Subscription(AbstractContextManager[Any]):
         raise KernelError("receive events", errno.ENOMEM)
 
 
+class SilentSubscription(Subscription):
+    """A subscription without an event."""
+
+    def __init__(self, ports: Ports) -> None:
+        super().__init__(ports)
+        os.read(self._reader, 100)
+
+
+def test_signal_to_stop_ends_the_wait_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subscription, "made", 0)
+    monkeypatch.setattr(kernel_reader, "KernelEvents", SilentSubscription)
+    monkeypatch.setattr(kernel_reader, "_HOUSEKEEPING_SECONDS", 30.0)
+    monkeypatch.setattr(kernel_reader, "list_subflows", lambda _: KernelList(0.0, {}))
+    reader = KernelReader(
+        Ports.of([8080]), SnifferSection(), lambda _: None, lambda _: None, lambda: False, lambda: False, Stop()
+    )
+    with reader.running():
+        eventually(lambda: Subscription.made == 1, "subscribed")
+        began = time.monotonic()
+    assert time.monotonic() - began < 15
+
+
 def test_kernel_events_are_subscribed_to_again_after_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -54,7 +77,7 @@ def test_kernel_events_are_subscribed_to_again_after_an_error(
     monkeypatch.setattr(kernel_reader, "_RESUBSCRIBE_SECONDS", 0.0)
     monkeypatch.setattr(kernel_reader, "list_subflows", lambda _: KernelList(0.0, {}))
     reader = KernelReader(
-        Ports.of([8080]), SnifferSection(), lambda _: None, lambda _: None, lambda: False, lambda: False
+        Ports.of([8080]), SnifferSection(), lambda _: None, lambda _: None, lambda: False, lambda: False, Stop()
     )
     with reader.running():
         eventually(lambda: Subscription.made > 2, "subscribed again and again")
@@ -89,7 +112,9 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
 
 def running(*, is_patient: bool = False) -> tuple[KernelReader, AbstractContextManager[None]]:
     settings = SnifferSection.model_validate({"kernel_events": False, "kernel_list_interval": "60s"})
-    reader = KernelReader(Ports.of([8080]), settings, lambda _: None, lambda _: None, lambda: False, lambda: is_patient)
+    reader = KernelReader(
+        Ports.of([8080]), settings, lambda _: None, lambda _: None, lambda: False, lambda: is_patient, Stop()
+    )
     return reader, reader.running()
 
 

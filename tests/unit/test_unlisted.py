@@ -13,6 +13,7 @@ from worlds import configuration
 from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 from mptcp_sniffer.segment import PackedEndpoint, Segment
 from mptcp_sniffer.sniffer import Sniffer
+from mptcp_sniffer.stop import Stop
 from mptcp_sniffer.tracker import Bounds, Tracker
 from mptcp_throttle.model import Trust
 
@@ -163,7 +164,7 @@ def test_endpoints_that_are_reported_are_bounded() -> None:
 
 def test_unlisted_connections_are_logged_once_an_hour(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    sniffer = Sniffer(configuration(), lambda: None)
+    sniffer = Sniffer(configuration(), lambda: None, Stop())
     said = []
     for number in (1, 0, 1, 5):
         sniffer._tell_unlisted([PackedEndpoint(bytes([10, 3, 0, each]), 8080) for each in range(number)])
