@@ -32,7 +32,7 @@ from scapy.packet import Packet
 from mptcp_lab.dropped_packets import dropped
 from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
-from mptcp_lab.topology import ETHERNET, WIFI, Family, Lab, Topology, build
+from mptcp_lab.topology import ETHERNET, WIFI, AccessLink, Family, Lab, Topology, build
 from mptcp_throttle.linux.libbpf import AttachType
 from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.ports import Ports
@@ -75,8 +75,8 @@ def lab() -> Iterator[Lab]:
 
 
 @contextmanager
-def connected(lab: Lab, family: Family = 4, protocol: int = MPTCP) -> Iterator[Connection]:
-    """An accepted connection over Ethernet, on which nothing has been sent."""
+def connected(lab: Lab, family: Family = 4, protocol: int = MPTCP, link: AccessLink = ETHERNET) -> Iterator[Connection]:
+    """An accepted connection over that access network, on which nothing has been sent."""
     with ExitStack() as open_sockets:
         kind = socket.AF_INET if family == 4 else socket.AF_INET6
         with in_namespace(lab.proxy.namespace):
@@ -86,6 +86,7 @@ def connected(lab: Lab, family: Family = 4, protocol: int = MPTCP) -> Iterator[C
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((str(lab.proxy_address(family)), PORT))
         listener.listen()
+        client.bind((str(lab.client.address(link, family)), 0))
         client.settimeout(10)
         client.connect(listener.getsockname())
         proxy = open_sockets.enter_context(listener.accept()[0])

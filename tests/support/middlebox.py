@@ -21,10 +21,6 @@ class SentBy(StrEnum):
 
 # A statement replaces one option (net/netfilter/nft_exthdr.c, nft_exthdr_tcp_strip_eval); a segment has up to two.
 _STRIP: Final = ("reset tcp option mptcp",) * 2
-_CHAIN: Final = (
-    "add table inet middlebox",
-    "add chain inet middlebox forward { type filter hook forward priority 0; }",
-)
 
 
 @contextmanager
@@ -32,13 +28,13 @@ def stripping(
     lab: Lab, link: AccessLink, senders: Collection[SentBy] = tuple(SentBy), which: str = ""
 ) -> Iterator[None]:
     """Inside the block, segments over that access network, those that `which` selects in nft(8)'s words, have none."""
+    table = f"inet middlebox-{link.network}"
+    chain = f"add chain {table} forward {{ type filter hook forward priority 0; }}"
     rules = (
-        f"add rule inet middlebox forward {sender} {link.network} {which} {strip}"
-        for sender in senders
-        for strip in _STRIP
+        f"add rule {table} forward {sender} {link.network} {which} {strip}" for sender in senders for strip in _STRIP
     )
-    lab.router.run("nft", "\n".join((*_CHAIN, *rules)))
+    lab.router.run("nft", "\n".join((f"add table {table}", chain, *rules)))
     try:
         yield
     finally:
-        lab.router.run("nft", "delete", "table", "inet", "middlebox")
+        lab.router.run("nft", f"delete table {table}")
