@@ -222,7 +222,8 @@ def test_joins_to_connections_older_than_the_sniffer_are_found(lab: Lab) -> None
     late = lab.clients["active"]
     late.ip(["mptcp endpoint flush"])
     holder = drive(lab, late, 20, "hold", 1)
-    eventually(lambda: len(listed(lab.proxy, PORT)) == 20, "all connections open")
+    # Flag e of ss(8): fully established. The client adds no subflow to a connection before (net/mptcp/pm_kernel.c).
+    eventually(lambda: late.run("ss", "-Hntimo").stdout.count("flags:Mmec") == 20, "all connections established")
     sniffer = services.start_sniffer()
     sniffer.wait_until(lambda: knows_all(services, lab), "in agreement with the kernel")
     late.ip([f"mptcp endpoint add {late.address(WIFI, family)} dev wlan0 subflow backup" for family in (4, 6)])
