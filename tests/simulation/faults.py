@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _SMALL_SECONDS: Final = 1_000.0
 _LENGTHS: Final = (0.3, 2.0, 6.0, 30.0)
+_WEEK: Final = 7 * 86_400.0
 
 REFUSABLE: Final = (
     AddClass,
@@ -77,15 +78,21 @@ def drawn(
 ) -> list[Fault]:
     """Faults of some of these kinds and lengths, until `seconds`; `pause` is how long after the one before, by number.
 
-    Most runs have few kinds of them, so that these meet each other often.
+    Most weeks have few kinds of them, so that these meet each other often.
     """
-    chosen = random.sample(sorted(kinds), random.choice((1, 2, 4, len(kinds))))
     faults: list[Fault] = []
+    chosen, chosen_until = _chosen(random, kinds), _WEEK
     at = pause(0)
     while at < seconds:
+        if at >= chosen_until:
+            chosen, chosen_until = _chosen(random, kinds), at + _WEEK
         faults.append(Fault(len(faults), at, random.choice(chosen), random.choice(lengths)))
         at += pause(len(faults))
     return faults
+
+
+def _chosen(random: Random, kinds: Collection[str]) -> list[str]:
+    return random.sample(sorted(kinds), random.choice((1, 2, 4, len(kinds))))
 
 
 class Trouble:

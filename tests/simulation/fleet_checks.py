@@ -241,7 +241,8 @@ class FleetChecks:
                     if _name(account, counter.subject) in self._world.server.damaged:
                         continue
                     self._check_published(proxy, account, counter, used, own)
-                for subject in proxy.idle(account, REST_SECONDS + 2.0):
+                # A proxy reads nothing of a client that has carried nothing there in the present period.
+                for subject in proxy.idle(account, REST_SECONDS + 2.0) & account.uses.keys():
                     self._check_known(proxy, account, subject, own)
 
     def _check_published(

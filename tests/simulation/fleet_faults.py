@@ -20,6 +20,10 @@ _LENGTHS: Final = (0.3, 2.0, 8.0, 30.0, 200.0)
 _WRITTEN_SECONDS: Final = 6.0
 """So long after its start, a proxy has written its database."""
 
+_MONTH: Final = 31 * 86_400.0
+_MOST_LOSSES: Final = 64
+"""Of databases in a month: each begins a field, of which a hash may have `MAX_FIELDS` (docs/explanation/fleet.md)."""
+
 _LIAR: Final = b"proxy-9.0000000"
 
 
@@ -199,6 +203,11 @@ def _proxy_restarts(world: SimulatedFleet, random: Random) -> End:
 def _database_is_lost(world: SimulatedFleet, random: Random) -> End:
     """Perhaps it is killed again soon after its start, with another database."""
     proxy, again = _some(world, random), random.uniform(0.0, 12.0)
+    now = world.clock.now
+    world.losses = [at for at in world.losses if at > now - _MONTH]
+    if len(world.losses) >= _MOST_LOSSES:
+        return None
+    world.losses.append(now)
     proxy.stop()
     proxy.lose_database()
 

@@ -99,6 +99,8 @@ class SimulatedFleet:
             self.proxies.append(FleetProxy(number, load_config(_written(files, text)), files / "state", self.clock))
         self._random = stream(scenario.seed, "identifiers")
         self._present = self.proxies[0]
+        self.losses: list[float] = []
+        """When databases were lost, in the last month at least."""
         self._troubles = 0
         self._well_at = self._busy_at = self._started = self.clock.now
         self._is_asleep = self._is_checked = False
