@@ -337,6 +337,33 @@ def test_wiped_server_refills_without_a_new_connection(model: Server, proxies: l
     assert elsewhere(proxies) == [11_000, 10_100, 1_100]
 
 
+@dataclass
+class WipedAfterTotals(ModelExchange):
+    """The server loses all once it has the first totals by this connection."""
+
+    is_wiped: bool = False
+
+    def publish(self, totals: Sequence[tuple[bytes, int]], keep: Mapping[bytes, int]) -> set[bytes]:
+        added = super().publish(totals, keep)
+        if totals and not self.is_wiped:
+            self.is_wiped = True
+            self.model.hashes.clear()
+            self.model.reports.clear()
+        return added
+
+
+def test_server_that_is_wiped_while_an_idle_proxy_refills_it_is_refilled_again(model: Server) -> None:
+    proxy = Proxy(model, "proxy-0")
+    proxy.ledger.carry(CLIENT, 100)
+    proxy.run(60.0)
+    proxy.connect = lambda exchange: WipedAfterTotals(exchange.model, exchange.field)
+    model.problem = "is away"
+    proxy.run(5.0)
+    model.problem = None
+    proxy.run(10.0)
+    assert model.hashes[HASH] == {proxy.field: 100}
+
+
 def test_client_back_after_a_wipe_has_used_as_much_as_before(model: Server, proxies: list[Proxy]) -> None:
     proxies[0].run(900.0)
     del model.hashes[HASH][proxies[2].field]

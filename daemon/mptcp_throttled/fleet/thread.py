@@ -173,8 +173,9 @@ class FleetThread(threading.Thread):
             began = time.monotonic()
             try:
                 book.note_lost(self._ledger.own_totals(Scope.ALL))
-                self._publish(exchange, book, book.all_unpublished())
+                # First, so that a server that loses all after it does not know the next report.
                 self._report(exchange)
+                self._publish(exchange, book, book.all_unpublished())
                 if not self._reports.writers:
                     self._read_reports(exchange, now)
             finally:
