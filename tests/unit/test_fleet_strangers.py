@@ -222,3 +222,19 @@ def test_names_of_nobody_hide_no_proxy_that_is_known(hashes: Hashes, proxies: li
     first.carry_on()
     used = dict(first.ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_proxy)
     assert used["proxy-2"] == second.ledger.used(CLIENT)
+
+
+def test_names_of_strangers_in_list_and_hash_hide_no_total(hashes: Hashes, proxies: list[Proxy]) -> None:
+    """More fields than a hash may have are then of writers that this proxy knows, or has believed."""
+    first, second = proxies
+    report = hashes[PROXIES][second.field.encode()]
+    believed, listed = ([b"%b.%08x" % (name, n) for n in range(MAX_FIELDS - 2)] for name in (b"a", b"b"))
+    hashes[HASH].update(dict.fromkeys(believed, b"1"))
+    first.carry_on()
+    hashes[PROXIES].update(dict.fromkeys(listed, report))
+    hashes[HASH].update(dict.fromkeys(listed, b"1"))
+    first.carry_on()
+    second.carry_on()
+    first.carry_on()
+    used = dict(first.ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_proxy)
+    assert used["proxy-2"] == second.ledger.used(CLIENT)

@@ -178,6 +178,15 @@ def test_value_that_looks_like_an_answer_is_that_of_its_own_hash() -> None:
     assert second == Totals({TWO: 6})
 
 
+@pytest.mark.parametrize("head", ["x" * 5000, f"{'x' * 5000}\r\n", f"*{'9' * 5000}\r\n{ONE}"], ids=["line", "lines", "digits"])
+def test_value_that_looks_like_an_answer_beside_a_hash_of_another_type_is_refused(head: str) -> None:
+    """Together, they make as many parts as there are hashes."""
+    exchange, _ = exchange_with(scanned(TWO, f"*2\r\n$1\r\n0\r\n{head}") + b"-WRONGTYPE Operation against a key\r\n")
+    for content in exchange.read(NAMES):
+        assert exchange.is_filled(content) or exchange.rest(content, 17) is None
+        assert exchange.totals(content).by_field == {}
+
+
 def test_damaged_answers_are_totals_or_refused() -> None:
     answer = scanned(ONE, "17", TWO, "5") + scanned(TWO, "1", ONE, "99999")
 
@@ -185,6 +194,8 @@ def test_damaged_answers_are_totals_or_refused() -> None:
         exchange, _ = exchange_with(data)
         with suppress(ExchangeError):
             for content in exchange.read(NAMES):
+                assert exchange.is_filled(content) in {False, True}
+                exchange.rest(content, 17)
                 totals = exchange.totals(content)
                 assert all(0 <= total < 10**18 for total in totals.by_field.values())
                 assert all(text.isprintable() and len(text) < 250 for text in totals.refused)

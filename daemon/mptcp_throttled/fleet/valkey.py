@@ -39,6 +39,7 @@ _NO_HASH: Final = b"is no hash"
 _TOO_MANY_FIELDS: Final = b"has too many fields"
 _SCANNED: Final = b"*2\r\n$1\r\n0\r\n"
 _FIELD: Final = rb"\$\d\d\r\n[a-z0-9][a-z0-9_-]{0,31}\.[0-9a-f]{8}\r\n"
+_NUMBER: Final = re.compile(rb"\*(\d{1,4})\r\n")
 _HASH: Final = re.compile(rb"\*\d{1,3}\r\n(?:" + _FIELD + rb"\$\d\d?\r\n\d{1,18}\r\n)*")
 # The server is a replica, or takes no writes for another reason that another server may not have.
 _ELSEWHERE: Final = frozenset({"READONLY", "MASTERDOWN", "LOADING", "NOREPLICAS"})
@@ -186,11 +187,12 @@ class ValkeyExchange:
 
     def rest(self, content: bytes, own: int) -> bytes | None:
         """As `Exchange`."""
-        number, _, words = content.partition(b"\r\n")
-        rest = words.replace(self._own % (len(b"%d" % own), own), b"", 1)
-        if len(rest) == len(words) or not number[1:].isdigit():
+        number = _NUMBER.match(content)
+        if number is None:
             return None
-        return b"*%d\r\n%b" % (int(number[1:]) - 2, rest)
+        words = content[number.end() :]
+        rest = words.replace(self._own % (len(b"%d" % own), own), b"", 1)
+        return None if len(rest) == len(words) else b"*%d\r\n%b" % (int(number[1]) - 2, rest)
 
     @staticmethod
     def totals(content: bytes) -> Totals:
@@ -231,9 +233,13 @@ class ValkeyExchange:
 
 
 def _is_filled(content: bytes, most: int) -> bool:
+    """Whether what HSCAN gave is more than proxies write, or, as it was cut at a value that looks like an answer, none."""
     if content == _TOO_MANY_FIELDS or len(content) > most:
         return True
-    return len(content) > _FEWEST_BYTES and int(content[1 : content.index(b"\r\n")]) > 2 * MAX_FIELDS
+    if len(content) <= _FEWEST_BYTES:
+        return False
+    number = _NUMBER.match(content)
+    return number is None or int(number[1]) > 2 * MAX_FIELDS
 
 
 def _encoded_hash(words: Sequence[bytes]) -> bytes:
