@@ -11,7 +11,7 @@ from model_ledger import KEY, PERIOD, ModelLedger
 from model_valkey import Hashes, ModelConnection
 
 from mptcp_throttled.answers import status
-from mptcp_throttled.fleet.book import FAR_ROUNDS, ROUND_TICKS
+from mptcp_throttled.fleet.book import FAR_ROUNDS, ROUND_TICKS, Entry
 from mptcp_throttled.fleet.exchange import ExchangeError
 from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES, field_of, name_of
 from mptcp_throttled.fleet.long_values import MOST_OF_FIELD, UNREAD_SECONDS
@@ -238,3 +238,18 @@ def test_names_of_strangers_in_list_and_hash_hide_no_total(hashes: Hashes, proxi
     first.carry_on()
     used = dict(first.ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_proxy)
     assert used["proxy-2"] == second.ledger.used(CLIENT)
+
+
+def test_totals_of_ever_new_names_stay_bounded() -> None:
+    entry = Entry(HASH, OwnTotal(KEY, ip_address(CLIENT), PERIOD, 0, 0.0), 0, 0)
+    written = {field_of("old", "00000000"): 10**6}
+    entry.believe(written, 1000.0, 500.0, 1e9)
+    for number in range(10):
+        known = dict.fromkeys(field_of(f"s{number}", f"{each:08x}") for each in range(MAX_FIELDS))
+        written |= dict.fromkeys(known, 1)
+        asked = entry.fields(known)
+        assert len(asked) <= 2 * MAX_FIELDS
+        entry.believe({field: written[field] for field in asked}, 1000.0 + number, 500.0, 1e9)
+        assert len(entry.claims) <= 2 * MAX_FIELDS
+    # What counts most stays.
+    assert entry.elsewhere.used >= 10**6

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mptcp_throttled.fleet.keys import proxy_of
+from mptcp_throttled.fleet.keys import MAX_FIELDS, proxy_of
 from mptcp_throttled.fleet.totals import Claim, is_settled, merged
 from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
 from mptcp_throttled.vocabulary.fleet import FAR_SECONDS, Elsewhere, OwnTotal, UsedElsewhere
@@ -73,8 +73,9 @@ class Entry:
         self.total, self.active = total, now
 
     def fields(self, known: Mapping[str, object]) -> tuple[str, ...]:
-        """What to read of its hash: the fields of `known` proxies, and those that are believed already."""
-        return (*known, *sorted(self.claims.keys() - known.keys()))
+        """What to read of its hash: the fields of `known` proxies, and of others those whose totals count most."""
+        others = sorted(self.claims.keys() - known.keys(), key=lambda writer: (-self.claims[writer].total, writer))
+        return (*known, *others[:MAX_FIELDS])
 
     def believe(self, totals: Mapping[str, int], now: float, age: float, link: float) -> None:
         """Take in what was read of the other proxies, as `merged`."""

@@ -77,7 +77,7 @@ class Exchange(Protocol):
         """What is in a hash besides the total of this proxy; None if that is not as it was published."""
 
     def totals(self, content: bytes) -> Totals:
-        """The totals in a hash, or in the rest of one."""
+        """The totals in a hash that is not filled, or in the rest of one."""
 
     def report(self, report: Report, keep: int) -> bool:
         """Write what this proxy reports, and `keep` all reports for so many seconds. Returns whether it had none."""

@@ -197,10 +197,8 @@ class ValkeyExchange:
     @staticmethod
     def totals(content: bytes) -> Totals:
         """As `Exchange`."""
-        if content in (_NO_HASH, _TOO_MANY_FIELDS):
+        if content == _NO_HASH:
             return Totals({}, [content.decode()])
-        if ValkeyExchange.is_filled(content):
-            return Totals({}, ["has too many fields, or too long ones"])
         if _HASH.fullmatch(content) is not None:
             number, *lines = content.split(b"\r\n")
             fields = lines[1::4]
@@ -216,11 +214,22 @@ class ValkeyExchange:
 
     def reports(self) -> ReadReports:
         """As `Exchange`."""
-        return _reports(lambda: self._read([PROXIES], _MOST_BYTES_OF_REPORTS))
+        try:
+            (content,) = self._read([PROXIES], _MOST_BYTES_OF_REPORTS)
+        except ReadRefused as error:
+            return _refused_list(error)
+        if _is_filled(content, _MOST_BYTES_OF_REPORTS):
+            too_many = content.decode() if content == _TOO_MANY_FIELDS else "has too many fields, or too long ones"
+            return ReadReports({}, problem=too_many)
+        return _reports(content)
 
     def reports_of(self, fields: tuple[str, ...]) -> ReadReports:
         """As `Exchange`."""
-        return _reports(lambda: self._read_fields([(PROXIES, fields)], MOST_CHARACTERS))
+        try:
+            (content,) = self._read_fields([(PROXIES, fields)], MOST_CHARACTERS)
+        except ReadRefused as error:
+            return _refused_list(error)
+        return _reports(content)
 
     def forget(self, fields: Sequence[str]) -> None:
         """As `Exchange`."""
@@ -233,7 +242,7 @@ class ValkeyExchange:
 
 
 def _is_filled(content: bytes, most: int) -> bool:
-    """Whether what HSCAN gave is more than proxies write, or, as it was cut at a value that looks like an answer, none."""
+    """Whether HSCAN gave more than proxies write, or something else than a hash: a part of a value, for instance."""
     if content == _TOO_MANY_FIELDS or len(content) > most:
         return True
     if len(content) <= _FEWEST_BYTES:
@@ -251,16 +260,14 @@ def _bytes(word: Reply) -> bytes:
     return word if isinstance(word, bytes) else b""
 
 
-def _reports(read: Callable[[], Sequence[bytes]]) -> ReadReports:
+def _refused_list(error: ReadRefused) -> ReadReports:
+    return ReadReports({}, problem=f"cannot be read: {error}")
+
+
+def _reports(content: bytes) -> ReadReports:
     """What is in the list of proxies."""
-    try:
-        (content,) = read()
-    except ReadRefused as error:
-        return ReadReports({}, problem=f"cannot be read: {error}")
-    if content in (_NO_HASH, _TOO_MANY_FIELDS):
+    if content == _NO_HASH:
         return ReadReports({}, problem=content.decode())
-    if _is_filled(content, _MOST_BYTES_OF_REPORTS):
-        return ReadReports({}, problem="has too many fields, or too long ones")
     return ReadReports(*_checked(content, lambda text: Report.parse(text.decode("ascii")), "report"))
 
 
