@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from mptcp_throttle.config.text_file import read_text_file
-from mptcp_throttle.valkey.resp import ErrorReply, MalformedReply, Reply, bulk, encoded, replies
+from mptcp_throttle.valkey.resp import ErrorReply, MalformedReply, Place, Reply, bulk, encoded, longest_value, replies
 from mptcp_throttle.valkey.server import Credentials, Server, ServerUrl
 
 CONNECT_SECONDS: Final = 2.0
@@ -29,15 +29,14 @@ class ValkeyError(Exception):
 
 
 class RefusedReply(ValkeyError):
-    """The reply to command `number`, counted from 0, is more than allowed, or none. The connection is closed.
+    """An answer is longer than allowed, or not RESP. The connection is closed.
 
-    If that reply is an array, `within` is the element of which this is true, if one is, counted from 0.
+    `place` is its longest value, for which that command is to blame, or what is not RESP.
     """
 
-    def __init__(self, number: int, within: int | None = None) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__("the server's answer is too long, or not RESP")
-        self.number = number
-        self.within = within
+        self.place = place
 
 
 def read_secret(path: str) -> str:
@@ -103,7 +102,7 @@ class Connection:
                 return replies(data, len(commands))
             except MalformedReply as error:
                 if len(data) > _MOST_BYTES_OF_STATUS:
-                    raise RefusedReply(error.number) from error
+                    raise _refused(data, len(commands)) from error
 
     def ask(self, commands: Sequence[bytes], most_bytes: int) -> list[Reply]:
         """The replies to encoded commands, as `replies_to`. Raises ValkeyError."""
@@ -116,7 +115,7 @@ class Connection:
             return replies(data, number)
         except MalformedReply as error:
             self.close()
-            raise RefusedReply(error.number, error.within) from error
+            raise _refused(data, number) from error
 
     def replies_to(self, commands: bytes, number: int, most_bytes: int) -> bytes:
         """The bytes of the replies to so many encoded commands, up to `most_bytes`.
@@ -160,11 +159,9 @@ class Connection:
 
 
 def _refused(data: bytes, number: int) -> RefusedReply:
-    """What says which reply is not complete."""
-    try:
-        return RefusedReply(len(replies(data, number)))
-    except MalformedReply as error:
-        return RefusedReply(min(error.number, number - 1), error.within)
+    """Of so many commands, which is to blame; the last one, if there are more replies."""
+    place = longest_value(data)
+    return RefusedReply(place if place.number < number else Place(number - 1))
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:

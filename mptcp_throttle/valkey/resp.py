@@ -6,13 +6,17 @@ because of a length that a server announces. https://valkey.io/topics/protocol/
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 _MAX_DEPTH: Final = 4
 _MAX_INTEGER: Final = 2**63
 _INTEGER: Final = re.compile(rb"[+-]?[0-9]{1,19}")
+_KINDS: Final = frozenset({b"+", b"-", b":", b"$", b"*"})
+_NO_LENGTH: Final = -2
 _ERROR_CHARACTERS: Final = 120
 _MANY: Final = 16
 _SHORT: Final = 63
@@ -20,22 +24,10 @@ _HEADERS: Final = tuple(b"$%d" % length for length in range(_SHORT + 1))
 
 
 class MalformedReply(ValueError):
-    """Bytes that are no replies; `number` replies before them are.
-
-    They may begin an array, of which so many elements are `within` them; None: they do not.
-    """
-
-    def __init__(self, number: int, within: int | None = None) -> None:
-        super().__init__("the server's answer is not RESP")
-        self.number = number
-        self.within = within
-
-
-class _MalformedArray(ValueError):
-    """Of an array, `number` elements are replies, and the next one is none."""
+    """Bytes that are no replies; `number` replies before them are."""
 
     def __init__(self, number: int) -> None:
-        super().__init__("an array is incomplete")
+        super().__init__("the server's answer is not RESP")
         self.number = number
 
 
@@ -53,6 +45,13 @@ class ErrorReply:
 
 Reply = int | str | bytes | None | ErrorReply | tuple["Reply", ...]
 """An integer, a status, a value, nothing, an error, or several replies."""
+
+
+class Place(NamedTuple):
+    """The reply with this number, or an element of it if it is an array; both are counted from 0."""
+
+    number: int
+    element: int | None = None
 
 
 def encoded(*words: bytes) -> bytes:
@@ -73,13 +72,53 @@ def replies(data: bytes, number: int) -> list[Reply]:
         while len(made) < number:
             reply, at = _reply(data, at, 0)
             made.append(reply)
-    except _MalformedArray as error:
-        raise MalformedReply(len(made), error.number) from error
     except ValueError as error:
         raise MalformedReply(len(made)) from error
     if at != len(data):
         raise MalformedReply(number)
     return made
+
+
+def longest_value(data: bytes) -> Place:
+    """Where in an answer, of which these are the first bytes, the longest value is, or what is not RESP.
+
+    Of a value that is not complete, the length that the server announces counts.
+    """
+    place, _ = max(_lengths(data), key=lambda each: each[1], default=(Place(0), 0))
+    return place
+
+
+def _lengths(data: bytes) -> Iterator[tuple[Place, float]]:
+    """The places of values, each with its length; infinity where something is not RESP."""
+    number, element, at = 0, None, 0
+    # Of the reply, and of each array that is not complete, how many elements are still to come.
+    left = [1]
+    while at < len(data):
+        left[-1] -= 1
+        if len(left) == 2:
+            element = 0 if element is None else element + 1
+        place, end = Place(number, element), data.find(b"\r\n", at)
+        if end < 0:
+            yield place, len(data) - at
+            return
+        kind, line, at = data[at : at + 1], data[at + 1 : end], end + 2
+        try:
+            length = _integer(line) if kind in {b"$", b"*"} else len(line)
+        except ValueError:
+            length = _NO_LENGTH
+        if kind not in _KINDS or length < -1 or len(left) > _MAX_DEPTH + 1:
+            yield place, math.inf
+            return
+        if kind == b"*":
+            left.append(max(length, 0))
+        else:
+            yield place, length
+        if kind == b"$" and length >= 0:
+            at += length + 2
+        while left and not left[-1]:
+            left.pop()
+        if not left:
+            number, element, left = number + 1, None, [1]
 
 
 def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
@@ -119,12 +158,9 @@ def _array(data: bytes, at: int, length: int, depth: int) -> tuple[Reply, int]:
     if short is not None:
         return short
     made: list[Reply] = []
-    try:
-        while len(made) < length:
-            reply, at = _reply(data, at, depth + 1)
-            made.append(reply)
-    except ValueError as error:
-        raise _MalformedArray(len(made)) from error
+    for _ in range(length):
+        reply, at = _reply(data, at, depth + 1)
+        made.append(reply)
     return tuple(made), at
 
 

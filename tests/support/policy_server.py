@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mptcp_throttle.valkey.connection import RefusedReply, ValkeyError
-from mptcp_throttle.valkey.resp import ErrorReply, Reply, replies
+from mptcp_throttle.valkey.resp import ErrorReply, Place, Reply, replies
 
 
 @dataclass
@@ -51,7 +51,7 @@ class PolicyServer:
             case _:
                 raise AssertionError(name)
         if _length(reply) > most_bytes:
-            raise RefusedReply(0)
+            raise RefusedReply(Place(0))
         return reply
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mptcp_throttle.valkey.connection import RefusedReply, ValkeyError
-from mptcp_throttle.valkey.resp import ErrorReply, Reply, bulk, replies
+from mptcp_throttle.valkey.resp import ErrorReply, Place, Reply, bulk, longest_value, replies
 from mptcp_throttle.valkey.server import Server
 
 Hashes = dict[bytes, dict[bytes, bytes]]
@@ -42,7 +42,7 @@ class ModelConnection:
             if words[0] == b"HMGET":
                 self.asked.append(words)
             if words[0] in {b"HSCAN", b"HMGET", b"HKEYS"} and words[1] == self.endless:
-                raise RefusedReply(number)
+                raise RefusedReply(Place(number))
             made.append(self._reply(*[word for word in words if isinstance(word, bytes)]))
         assert len(str(made)) < 10 * most_bytes
         return made
@@ -55,8 +55,7 @@ class ModelConnection:
             (reply,) = self.ask([_command(command)], 2**30)
             made.append(_encoded(reply))
             if len(made[-1]) > most_bytes:
-                within = [len(_encoded(each)) > most_bytes for each in reply] if isinstance(reply, tuple) else []
-                raise RefusedReply(len(made) - 1, within.index(True) if any(within) else None)
+                raise RefusedReply(longest_value(b"".join(made)))
         return b"".join(made)
 
     def parsed(self, data: bytes, number: int) -> list[Reply]:

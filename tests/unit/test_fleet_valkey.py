@@ -298,3 +298,12 @@ def test_field_whose_value_has_no_end_is_named(sockets: tuple[socket.socket, soc
     with pytest.raises(ExchangeError) as refused:
         exchange.read_fields([(name, (ONE, TWO)) for name in NAMES])
     assert (refused.value.name, refused.value.field) == (NAMES[1], TWO)
+
+
+def test_long_value_is_named_wherever_the_answer_is_cut_off(sockets: tuple[socket.socket, socket.socket]) -> None:
+    ours, server = sockets
+    server.sendall(hash_of("17", "9" * 140_000) + b"*2\r\n$2\r\n1")
+    exchange = ValkeyExchange(Connection(ours, Server("a", 1), 1.0), ONE)
+    with pytest.raises(ExchangeError) as refused:
+        exchange.read_fields([(name, (ONE, TWO)) for name in NAMES])
+    assert (refused.value.name, refused.value.field) == (NAMES[0], TWO)

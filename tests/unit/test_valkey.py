@@ -14,7 +14,7 @@ from mutated_bytes import check
 
 from mptcp_throttle.valkey.connect import connect
 from mptcp_throttle.valkey.connection import Connection, RefusedReply, ValkeyError, read_secret
-from mptcp_throttle.valkey.resp import ErrorReply, MalformedReply, bulk, encoded, replies
+from mptcp_throttle.valkey.resp import ErrorReply, MalformedReply, Place, bulk, encoded, longest_value, replies
 from mptcp_throttle.valkey.server import Credentials, Server, ServerUrl
 
 SCANNED = b"*2\r\n$1\r\n0\r\n*4\r\n$3\r\none\r\n$2\r\n17\r\n$3\r\ntwo\r\n$1\r\n5\r\n"
@@ -79,16 +79,29 @@ def test_reply_that_is_none_is_refused(data: bytes, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "within"), [(b"*3\r\n$1\r\na\r\n$9\r\nb", 1), (b"*3\r\n*1\r\n$9\r\nb", 0), (b"$9\r\nb", None)]
+    ("data", "place"),
+    [
+        (b"", Place(0)),
+        (b"$1\r\na\r\n$9\r\nb", Place(1)),
+        (b"*3\r\n$1\r\na\r\n$9\r\nb", Place(0, 1)),
+        (b"*3\r\n$-1\r\n*-1\r\n$3\r\nabc\r\n*2\r\n$2\r\nab\r\n$1", Place(0, 2)),
+        (b"*2\r\n$1\r\n0\r\n*2\r\n$2\r\nab\r\n$3\r\nabc\r\n:12\r\n", Place(0, 1)),
+        (b":1\r\n*0\r\n*1\r\n*1\r\n$9\r\nb", Place(2, 0)),
+        (b"-ERR no\r\n+OK\r\n$2\r\nab\r\n", Place(0)),
+        (b"$9\r\nabcdefghi\r\n+" + b"x" * 20, Place(1)),
+        (b"$9\r\nabcdefghi\r\n*1\r\n%1\r\n", Place(1, 0)),
+        (b"$9\r\nabcdefghi\r\n$9" + b"9" * 5000 + b"\r\n", Place(1)),
+        (b"*1\r\n" * 1000, Place(0, 0)),
+        (b"x" * 100, Place(0)),
+    ],
 )
-def test_element_of_an_array_that_is_incomplete_is_named(data: bytes, within: int | None) -> None:
-    with pytest.raises(MalformedReply) as refused:
-        replies(b":1\r\n" + data, 2)
-    assert (refused.value.number, refused.value.within) == (1, within)
+def test_longest_value_of_an_answer_is_found_however_it_ends(data: bytes, place: Place) -> None:
+    assert longest_value(data) == place
 
 
 def test_damaged_replies_are_read_or_refused() -> None:
     def read(data: bytes) -> None:
+        assert longest_value(data).number <= len(data)
         with suppress(MalformedReply):
             assert len(replies(data, 6)) == 6
 
@@ -168,7 +181,7 @@ def test_value_that_is_announced_too_long_names_its_command() -> None:
         connection = opened(server)
         with pytest.raises(RefusedReply) as refused:
             connection.ask([encoded(b"HSCAN", b"key", b"0")] * 3, 10_000)
-    assert refused.value.number == 1
+    assert refused.value.place == Place(1)
 
 
 def test_answer_by_single_bytes_ends_in_time() -> None:

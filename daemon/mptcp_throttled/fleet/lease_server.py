@@ -284,7 +284,7 @@ class LeaseServer:
             try:
                 yield from self._asked([each.command for each in batch], sum(bounds))
             except RefusedReply as error:
-                raise EndlessHash(batch[min(error.number, len(batch) - 1)].proxy) from error
+                raise EndlessHash(batch[error.place.number].proxy) from error
 
     def _asked(self, commands: Sequence[bytes], most_bytes: int) -> list[Reply]:
         replies = self._connection.ask(commands, most_bytes + len(commands) * (_VALUE_BYTES + 256))

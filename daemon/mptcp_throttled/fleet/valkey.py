@@ -125,8 +125,7 @@ class ValkeyExchange:
                 return contents
             made = self._connection.parsed(data, len(names))
         except RefusedReply as error:
-            name = names[min(error.number, len(names) - 1)]
-            raise ExchangeError(f"{self._server}: {error}", name) from error
+            raise ExchangeError(f"{self._server}: {error}", names[error.place.number]) from error
         except ValkeyError as error:
             raise ExchangeError(str(error)) from error
         return [self._content(reply) for reply in made]
@@ -169,8 +168,9 @@ class ValkeyExchange:
             data = self._connection.replies_to(b"".join(commands), len(asked), max(bound, _LEAST_BOUND))
             made = self._connection.parsed(data, len(asked))
         except RefusedReply as error:
-            name, fields = asked[min(error.number, len(asked) - 1)]
-            field = None if error.within is None else next(iter(fields[error.within :]), None)
+            number, element = error.place
+            name, fields = asked[number]
+            field = None if element is None else next(iter(fields[element:]), None)
             raise ExchangeError(f"{self._server}: {error}", name, field) from error
         except ValkeyError as error:
             raise ExchangeError(str(error)) from error
