@@ -159,7 +159,11 @@ class PublishedPolicies:
 
         Raises ValueError if it still shares any: one that is only out of reach has its part reserved there.
         """
-        if self._reply_to(encoded(b"HGET", hash_of(proxy), RECORD), _MOST_BYTES_OF_RECORD) is not None:
+        try:
+            record = self._reply_to(encoded(b"HGET", hash_of(proxy), RECORD), _MOST_BYTES_OF_RECORD)
+        except RefusedReply as error:
+            raise ValueError("what it states of shared rates is too long") from error
+        if record is not None:
             raise ValueError("shares rates, or did so within the last 10 min")
         return self._reply_to(encoded(b"HDEL", NAMES, proxy.encode()), 100) == 1
 

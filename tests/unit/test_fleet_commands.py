@@ -351,6 +351,16 @@ def test_proxy_that_shares_rates_is_not_forgotten(publisher: Publisher) -> None:
     assert {*publisher.published.announcements()} == {"proxy-1"}
 
 
+def test_proxy_with_a_record_that_is_too_long_is_refused_in_words(publisher: Publisher) -> None:
+    """The connection is closed then: nothing else can be asked."""
+    publisher.server.hashes[NAMES] = {b"proxy-1": b""}
+    publisher.server.hashes[hash_of("proxy-1")] = {RECORD: b"x" * 10_000}
+    publisher.published.announce("proxy-1", Announcement(1, "a", 1.7e9, None, 1.7e9))
+    assert publisher.refusal("forget", "proxy-1") == (
+        "proxy-1: what it states of shared rates is too long; allowed: a proxy that is gone"
+    )
+
+
 def test_publisher_without_the_right_to_forget_a_name_is_told(publisher: Publisher) -> None:
     publisher.server.hashes[NAMES] = "NOPERM No permissions to access a key"
     publisher.published.announce("proxy-1", Announcement(1, "a", 1.7e9, None, 1.7e9))
