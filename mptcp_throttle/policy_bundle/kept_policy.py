@@ -133,9 +133,10 @@ class PolicyDirectory:
         new_link.symlink_to(directory.name)
         new_link.replace(link)
         synchronise(self._path)
-        # The one before stays for whoever has looked up its name just now.
+        # The one before stays, also for whoever has looked up its name just now.
+        stay = {before, *(path.name for path in self.kept(staged.fleet)[:2])}
         for entry in self._path.iterdir():
-            if entry.is_dir() and not entry.is_symlink() and entry.name not in (directory.name, before):
+            if entry.is_dir() and not entry.is_symlink() and entry.name not in stay:
                 shutil.rmtree(entry, ignore_errors=True)
 
     @staticmethod

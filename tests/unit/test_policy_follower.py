@@ -420,6 +420,33 @@ def test_written_policy_is_used_later_if_the_reload_was_refused(proxy: Proxy) ->
     assert (proxy.cap, proxy.reads()) == ("3mbit", 1)
 
 
+def test_written_policy_is_not_written_again_while_reloads_are_refused(proxy: Proxy) -> None:
+    """A kill while it was replaced would leave neither of the two."""
+    adopted(proxy, 3)
+    proxy.publish(bundle(4, "4mbit"))
+    proxy.refuses_to_reload = ["busy"]
+    proxy.step()
+    written = (proxy.directory / "policy/europe.4").stat().st_ino
+    for _ in range(3):
+        proxy.clock.now += RETRY_SECONDS
+        assert proxy.step() == "policy 4: busy"
+    assert (proxy.directory / "policy/europe.4").stat().st_ino == written
+    proxy.refuses_to_reload = []
+    proxy.clock.now += RETRY_SECONDS
+    assert proxy.step() is None
+    assert (proxy.cap, proxy.reads()) == ("4mbit", 2)
+
+
+def test_policy_before_stays_when_a_damaged_one_is_replaced(proxy: Proxy) -> None:
+    adopted(proxy, 3, 4)
+    for _ in range(2):
+        DAMAGES["no yaml"].do(proxy, 4)
+        proxy.start()
+        assert proxy.cap == "3mbit"
+        assert proxy.step() is None
+        assert proxy.cap == "4mbit"
+
+
 def test_busy_daemon_refuses_in_one_line(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy() -> Json:
         raise UserError("not accepted in 5 s: busy; see status")

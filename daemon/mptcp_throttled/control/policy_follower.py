@@ -20,7 +20,7 @@ from mptcp_throttle.config.schema import Config
 from mptcp_throttle.errors import ConfigError, UserError, first_of
 from mptcp_throttle.logs import with_fields
 from mptcp_throttle.policy_bundle.bundle import CLIENTS, NETWORKS, Bundle, file_name_problem
-from mptcp_throttle.policy_bundle.kept_policy import KeptPolicy, PolicyDirectory
+from mptcp_throttle.policy_bundle.kept_policy import KeptPolicy, PolicyDirectory, number_of, read_kept
 from mptcp_throttle.policy_bundle.published import Announcement, PublishedPolicies
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.valkey.connect import connect
@@ -104,7 +104,7 @@ class PolicyAdoption:
         for number in waiting:
             before = self._refusals.get(number)
             if before is None or self._is_due(before):
-                refusal = self._try(published if number in newer else None, number)
+                refusal = self._try(None if number not in newer or self._is_intact(number) else published, number)
                 if refusal is not None:
                     self._note_refusal(number, refusal, before)
                 break
@@ -145,6 +145,17 @@ class PolicyAdoption:
     def _written(self) -> int:
         """The highest number that this proxy has adopted: nothing older is adopted again, even if that is damaged."""
         return max(self._directory.number(self._fleet), self._in_use())
+
+    def _is_intact(self, number: int) -> bool:
+        """Whether this policy is written, and can be used as it is."""
+        directory = next(iter(self._directory.kept(self._fleet)), None)
+        if directory is None or number_of(directory) != number:
+            return False
+        try:
+            self._load(read_kept(directory, self._fleet))
+        except ConfigError:
+            return False
+        return True
 
     def _try(self, published: PublishedPolicies | None, number: int) -> _Refusal | None:
         """Adopt a policy, or with None use what is written of it; why not, if so."""
