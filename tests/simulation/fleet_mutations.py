@@ -15,19 +15,19 @@ from mptcp_throttled.fleet import book, thread, totals
 from mptcp_throttled.fleet.book import Book
 from mptcp_throttled.fleet.keys import name_of
 from mptcp_throttled.fleet.thread import FleetThread
-from mptcp_throttled.fleet.totals import Claim, merged
+from mptcp_throttled.fleet.totals import BelievedTotal, merged
 from mptcp_throttled.fleet.valkey import ValkeyExchange
 from mptcp_throttled.lifecycle import fleet_member
 from mptcp_throttled.vocabulary.fleet import OwnTotal
 
 
 def _totals_are_added(patch: pytest.MonkeyPatch) -> None:
-    later = totals.later_claim
+    later = totals.later_believed
 
-    def added(claim: Claim, total: int, *given: float) -> Claim:
-        return later(claim, claim.total + total if total != claim.total else total, *given)
+    def added(before: BelievedTotal, total: int, *given: float) -> BelievedTotal:
+        return later(before, before.total + total if total != before.total else total, *given)
 
-    patch.setattr(totals, "later_claim", added)
+    patch.setattr(totals, "later_believed", added)
 
 
 def _ledgers_have_no_identifier(patch: pytest.MonkeyPatch) -> None:
@@ -62,8 +62,8 @@ def _others_of_the_last_period_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def _totals_that_are_missing_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def forgetful(claims: Mapping[str, Claim], read: Mapping[str, int], *given: float) -> Any:  # noqa: ANN401
-        return merged({field: claims[field] for field in claims.keys() & read}, read, *given)
+    def forgetful(believed: Mapping[str, BelievedTotal], read: Mapping[str, int], *given: float) -> Any:  # noqa: ANN401
+        return merged({field: believed[field] for field in believed.keys() & read}, read, *given)
 
     patch.setattr(book, "merged", forgetful)
 
@@ -73,8 +73,10 @@ def _lower_totals_are_believed_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lies_are_believed(patch: pytest.MonkeyPatch) -> None:
-    def unbounded(claims: Mapping[str, Claim], read: Mapping[str, int], now: float, age: float, _: float) -> Any:  # noqa: ANN401
-        return merged(claims, read, now, age, 1e30)
+    def unbounded(
+        believed: Mapping[str, BelievedTotal], read: Mapping[str, int], now: float, age: float, _: float
+    ) -> Any:  # noqa: ANN401
+        return merged(believed, read, now, age, 1e30)
 
     patch.setattr(book, "merged", unbounded)
 

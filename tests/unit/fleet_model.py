@@ -101,7 +101,7 @@ class Link:
 
 
 class Given(NamedTuple):
-    """What a kernel gives for a key: of the floors, and of the pot, of which each key has `each`."""
+    """What a kernel gives for a key: of the floors, and of the pool, of which each key has `each`."""
 
     base: int = 0
     beside: int = 0

@@ -250,6 +250,6 @@ def test_totals_of_ever_new_names_stay_bounded() -> None:
         asked = entry.fields(known)
         assert len(asked) <= 2 * MAX_FIELDS
         entry.believe({field: written[field] for field in asked}, 1000.0 + number, 500.0, 1e9)
-        assert len(entry.claims) <= 2 * MAX_FIELDS
+        assert len(entry.believed) <= 2 * MAX_FIELDS
     # What counts most stays.
     assert entry.elsewhere.used >= 10**6

@@ -381,11 +381,11 @@ def test_what_was_believed_in_an_earlier_period_is_forgotten() -> None:
     book.note_published(book.all_unpublished())
     book.forget_idle(1000.0)
     book.note([one, two._replace(period=later)], 1000.0)
-    assert [len(entry.claims) for entry in book.all_unpublished()] == [1, 0]
+    assert [len(entry.believed) for entry in book.all_unpublished()] == [1, 0]
     book.note_published(book.all_unpublished())
     book.forget_idle(1000.0)
     book.note([two], 1000.0)
-    assert [len(entry.claims) for entry in book.all_unpublished()] == [0]
+    assert [len(entry.believed) for entry in book.all_unpublished()] == [0]
 
 
 def test_server_that_takes_no_total_does_not_let_the_book_grow() -> None:

@@ -1,4 +1,4 @@
-"""What is believed of the totals that proxies claim, and the names under which they are."""
+"""What is believed of the totals that proxies have published, and the names under which they are."""
 
 import random
 from ipaddress import ip_address
@@ -7,7 +7,14 @@ import pytest
 
 from mptcp_throttle.periods import Period
 from mptcp_throttled.fleet.keys import MAX_FIELDS, PREFIX, checked_secret, field_of, name_of, proxy_of
-from mptcp_throttled.fleet.totals import LOWER_SECONDS, Claim, first_claim, is_settled, later_claim, merged
+from mptcp_throttled.fleet.totals import (
+    LOWER_SECONDS,
+    BelievedTotal,
+    first_believed,
+    is_settled,
+    later_believed,
+    merged,
+)
 from mptcp_throttled.vocabulary.budgets import AccountKey
 from mptcp_throttled.vocabulary.fleet import OwnTotal
 
@@ -17,72 +24,72 @@ TOTAL = OwnTotal(AccountKey("lte", "client both month"), ip_address("192.0.2.1")
 SECRET = checked_secret("sixteen or more!")
 
 
-def used(claims: dict[str, Claim]) -> int:
-    return sum(claim.total for claim in claims.values())
+def used(believed: dict[str, BelievedTotal]) -> int:
+    return sum(each.total for each in believed.values())
 
 
 def test_total_is_believed_as_far_as_its_link_has_carried_it() -> None:
-    assert first_claim(400, 1000.0, 60.0, LINK).total == 400
-    claim = first_claim(10**17, 1000.0, 60.0, LINK)
-    assert claim.total == 60 * LINK
-    assert later_claim(claim, 10**17, 1001.0, LINK).total == pytest.approx(61 * LINK, abs=1)
+    assert first_believed(400, 1000.0, 60.0, LINK).total == 400
+    believed = first_believed(10**17, 1000.0, 60.0, LINK)
+    assert believed.total == 60 * LINK
+    assert later_believed(believed, 10**17, 1001.0, LINK).total == pytest.approx(61 * LINK, abs=1)
 
 
 def test_growth_is_bounded_by_the_link_however_often_it_is_read() -> None:
-    claim, now = first_claim(0, 0.0, 0.0, LINK), 0.0
+    believed, now = first_believed(0, 0.0, 0.0, LINK), 0.0
     for _ in range(400):
         now += 0.25
-        claim = later_claim(claim, 10**17, now, LINK)
-    assert claim.total == pytest.approx(100 * LINK, abs=400)
+        believed = later_believed(believed, 10**17, now, LINK)
+    assert believed.total == pytest.approx(100 * LINK, abs=400)
 
 
 def test_what_a_link_has_carried_while_the_server_was_away_is_believed() -> None:
-    claim = later_claim(first_claim(0, 0.0, 0.0, LINK), int(500 * LINK), 500.0, LINK)
-    assert claim.total == 500 * LINK
+    believed = later_believed(first_believed(0, 0.0, 0.0, LINK), int(500 * LINK), 500.0, LINK)
+    assert believed.total == 500 * LINK
 
 
 def test_time_without_reading_is_no_credit_for_later() -> None:
-    claim = first_claim(0, 0.0, 0.0, LINK)
+    believed = first_believed(0, 0.0, 0.0, LINK)
     for second in range(1, 1001):
-        claim = later_claim(claim, 0, float(second), LINK)
-    assert later_claim(claim, 10**17, 1001.0, LINK).total <= 6 * LINK
+        believed = later_believed(believed, 0, float(second), LINK)
+    assert later_believed(believed, 10**17, 1001.0, LINK).total <= 6 * LINK
 
 
 def test_lower_total_is_believed_once_it_has_stayed() -> None:
-    claim = first_claim(900, 0.0, 60.0, LINK)
-    claim = later_claim(claim, 300, 1.0, LINK)
-    assert claim.total == 900
-    assert later_claim(claim, 950, 2.0, LINK).total == 950
-    claim = later_claim(later_claim(claim, 300, 2.0, LINK), 300, 1.0 + LOWER_SECONDS, LINK)
-    assert claim.total == 300
-    assert later_claim(claim, 301, 12.0, LINK).total == 301
+    believed = first_believed(900, 0.0, 60.0, LINK)
+    believed = later_believed(believed, 300, 1.0, LINK)
+    assert believed.total == 900
+    assert later_believed(believed, 950, 2.0, LINK).total == 950
+    believed = later_believed(later_believed(believed, 300, 2.0, LINK), 300, 1.0 + LOWER_SECONDS, LINK)
+    assert believed.total == 300
+    assert later_believed(believed, 301, 12.0, LINK).total == 301
 
 
 def test_totals_are_the_same_in_any_order_and_however_often() -> None:
     history = [{"a": 100}, {"b": 50}, {"a": 200, "b": 80}, {}, {"c": 7}]
     for seed in range(20):
-        chance, claims = random.Random(seed), dict[str, Claim]()  # noqa: S311
+        chance, believed = random.Random(seed), dict[str, BelievedTotal]()  # noqa: S311
         for position, totals in enumerate(chance.choices(history, k=30) + chance.sample(history, len(history))):
-            claims = merged(claims, totals, position / 10, 60.0, LINK)
-        assert used(claims) == 287
-        assert is_settled(claims, history[2])
+            believed = merged(believed, totals, position / 10, 60.0, LINK)
+        assert used(believed) == 287
+        assert is_settled(believed, history[2])
 
 
 def test_proxy_whose_total_is_missing_keeps_what_is_believed() -> None:
-    claims = merged({}, {"a": 100, "b": 50}, 0.0, 60.0, LINK)
-    assert used(merged(claims, {"b": 60}, 1.0, 61.0, LINK)) == 160
+    believed = merged({}, {"a": 100, "b": 50}, 0.0, 60.0, LINK)
+    assert used(merged(believed, {"b": 60}, 1.0, 61.0, LINK)) == 160
 
 
-def test_claims_of_ever_other_proxies_are_bounded_and_hide_none() -> None:
-    claims, earlier = merged({}, {"idle": 5, "gone": 10**6}, 0.0, 60.0, LINK), 0
+def test_totals_of_ever_other_proxies_are_bounded_and_hide_none() -> None:
+    believed, earlier = merged({}, {"idle": 5, "gone": 10**6}, 0.0, 60.0, LINK), 0
     for second in range(1, 100):
         lies = {f"liar-{second}-{number}": 9 for number in range(100)}
-        claims = merged(claims, {"idle": 5, **lies}, float(second), 60.0 + second, LINK)
-        assert claims["idle"].total == 5
-        assert used(claims) >= earlier
-        earlier = used(claims)
-    assert claims["gone"].total == 10**6
-    assert len(claims) == MAX_FIELDS
+        believed = merged(believed, {"idle": 5, **lies}, float(second), 60.0 + second, LINK)
+        assert believed["idle"].total == 5
+        assert used(believed) >= earlier
+        earlier = used(believed)
+    assert believed["gone"].total == 10**6
+    assert len(believed) == MAX_FIELDS
 
 
 def test_name_of_a_hash_tells_whose_it_is_only_to_who_has_the_secret() -> None:

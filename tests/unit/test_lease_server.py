@@ -20,7 +20,7 @@ from mptcp_throttle.valkey.lease_names import NAMES, RECORD, hash_of
 from mptcp_throttled.fleet.lease_book import Kept, LeaseBook, Request
 from mptcp_throttled.fleet.lease_server import ABOUT, LOST, LeaseServer, field_of
 from mptcp_throttled.fleet.lease_thread import LeaseThread
-from mptcp_throttled.fleet.leases import Statement, pot
+from mptcp_throttled.fleet.leases import Statement, pool
 from mptcp_throttled.fleet.members import (
     AWAY_SECONDS,
     HEARD_SECONDS,
@@ -172,7 +172,7 @@ def test_claim_is_what_a_step_may_just_apply(proxies: list[Proxy], hashes: Hashe
     two.book.want({KEY: WHOLE}, two.now)
     rounds(proxies, 4)
     assert one.held == pytest.approx(15 / 32 + 1 / 64)
-    assert Statement.parse(hashes[hash_of("one")][field_of(KEY, None)].decode()).claim == pot(WHOLE)
+    assert Statement.parse(hashes[hash_of("one")][field_of(KEY, None)].decode()).claim == pool(WHOLE)
 
 
 def test_server_away_or_full_leaves_the_last_lease_and_then_the_part(proxies: list[Proxy]) -> None:
@@ -512,4 +512,4 @@ def test_file_of_leases_that_is_damaged_is_as_none(tmp_path: Path, text: str) ->
 
 
 def test_part_of_the_pot_is_what_is_left_of_floors() -> None:
-    assert pot(WHOLE) == WHOLE * 30 // 32
+    assert pool(WHOLE) == WHOLE * 30 // 32

@@ -8,11 +8,11 @@ from typing import Final
 import pytest
 
 from mptcp_throttled.fleet.lease_set import LeaseSet
-from mptcp_throttled.fleet.leases import Statement, pot
+from mptcp_throttled.fleet.leases import Statement, pool
 from mptcp_throttled.fleet.members import HEARD_SECONDS, OVERSTAY_SECONDS, PARTS, Member, Phase, Standing
 
 WHOLE: Final = 3200
-POT: Final = pot(WHOLE)
+POOL: Final = pool(WHOLE)
 STANDING: Final = Standing(
     "one", 1, PARTS // 2, Phase.IN_CONTACT, True, 0, {"two": Member(2, PARTS // 2, heard=True, surely=True)}
 )
@@ -68,7 +68,7 @@ def rounds() -> Rounds:
     for _ in range(3):
         assert made.round()
     assert made.looked_at == []
-    assert made.leases.amounts == dict.fromkeys(KEYS, POT)
+    assert made.leases.amounts == dict.fromkeys(KEYS, POOL)
     return made
 
 
@@ -86,7 +86,7 @@ def other_proxy_wants_it(rounds: Rounds) -> None:
 
 @pytest.mark.parametrize(
     ("change", "then"),
-    [(less_is_wanted, WHOLE // 4), (nothing_is_wanted, 0), (other_proxy_wants_it, POT // 2)],
+    [(less_is_wanted, WHOLE // 4), (nothing_is_wanted, 0), (other_proxy_wants_it, POOL // 2)],
 )
 def test_lease_at_rest_follows_what_changes_and_rests_again(
     rounds: Rounds, change: Callable[[Rounds], None], then: int
@@ -120,7 +120,7 @@ def test_own_statement_that_is_another_ends_the_session_of_a_lease_at_rest(round
 
 
 def test_lease_does_not_rest_while_the_kernel_may_give_more(rounds: Rounds) -> None:
-    rounds.stuck["b"] = POT
+    rounds.stuck["b"] = POOL
     rounds.wanted["b"] = WHOLE // 4
     for _ in range(4):
         rounds.round()
@@ -132,29 +132,29 @@ def test_lease_does_not_rest_while_the_kernel_may_give_more(rounds: Rounds) -> N
 
 
 def test_lease_takes_room_once_others_state_less(rounds: Rounds) -> None:
-    rounds.two["b"] = Statement(2, POT // 2, WHOLE)
+    rounds.two["b"] = Statement(2, POOL // 2, WHOLE)
     for _ in range(4):
         rounds.round()
-    assert (rounds.looked_at, rounds.leases.amounts["b"]) == ([], POT // 2)
-    rounds.two["b"] = Statement(2, POT // 2, 0)
+    assert (rounds.looked_at, rounds.leases.amounts["b"]) == ([], POOL // 2)
+    rounds.two["b"] = Statement(2, POOL // 2, 0)
     for _ in range(4):
         rounds.round()
-    assert rounds.leases.amounts["b"] == POT // 2
+    assert rounds.leases.amounts["b"] == POOL // 2
     rounds.two["b"] = Statement(2, 0, 0)
     rounds.round()
-    assert rounds.leases.amounts["b"] == POT
+    assert rounds.leases.amounts["b"] == POOL
 
 
 def test_lease_does_not_rest_while_a_claim_of_an_earlier_session_counts(rounds: Rounds) -> None:
     rounds.wanted["b"] = 0
     rounds.round()
-    rounds.two["b"] = Statement(3, POT, WHOLE)
+    rounds.two["b"] = Statement(3, POOL, WHOLE)
     rounds.wanted["b"] = WHOLE
     for _ in range(int(HEARD_SECONDS)):
         rounds.round()
         assert "b" not in rounds.leases.amounts
     rounds.round()
-    assert rounds.leases.amounts["b"] == POT
+    assert rounds.leases.amounts["b"] == POOL
     for _ in range(2):
         rounds.round()
     assert rounds.looked_at == []
@@ -163,13 +163,13 @@ def test_lease_does_not_rest_while_a_claim_of_an_earlier_session_counts(rounds: 
 def test_lease_does_not_rest_while_another_claims_more_than_it_is_due(rounds: Rounds) -> None:
     rounds.wanted["b"] = 0
     rounds.round()
-    rounds.two["b"] = Statement(2, POT, WHOLE)
+    rounds.two["b"] = Statement(2, POOL, WHOLE)
     rounds.wanted["b"] = WHOLE
     for _ in range(int(OVERSTAY_SECONDS)):
         rounds.round()
         assert "b" not in rounds.leases.amounts
     rounds.round()
-    assert rounds.leases.amounts["b"] == POT // 2
+    assert rounds.leases.amounts["b"] == POOL // 2
 
 
 def test_rate_of_which_less_than_the_floor_is_wanted_is_not_looked_at() -> None:

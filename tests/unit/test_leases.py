@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from mptcp_throttled.fleet.division import divided
-from mptcp_throttled.fleet.leases import Statement, floor, pot
+from mptcp_throttled.fleet.leases import Statement, floor, pool
 from mptcp_throttled.fleet.members import (
     AWAY_SECONDS,
     FORGET_SECONDS,
@@ -141,7 +141,7 @@ def test_fleet_of_fifty_joins_and_shares_within_the_rate() -> None:
         proxy.wanted[KEY] = WHOLE
     fleet.advance(JOINED_SECONDS)
     assert max(held(fleet)) - min(held(fleet)) <= 2
-    assert sum(held(fleet)) >= pot(WHOLE)
+    assert sum(held(fleet)) >= pool(WHOLE)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -149,13 +149,13 @@ def test_lease_follows_demand_within_seconds(size: int) -> None:
     fleet = joined(size)
     want(fleet, WHOLE)
     fleet.advance(4.0)
-    assert held(fleet)[0] >= pot(WHOLE)
+    assert held(fleet)[0] >= pool(WHOLE)
     want(fleet, WHOLE, WHOLE)
     fleet.advance(8.0)
-    assert held(fleet)[:2] == [pot(WHOLE) // 2 + floor_of(fleet, proxy) for proxy in list(fleet.proxies.values())[:2]]
+    assert held(fleet)[:2] == [pool(WHOLE) // 2 + floor_of(fleet, proxy) for proxy in list(fleet.proxies.values())[:2]]
     want(fleet, 0, WHOLE)
     fleet.advance(8.0)
-    assert held(fleet)[1] >= pot(WHOLE)
+    assert held(fleet)[1] >= pool(WHOLE)
 
 
 def test_lease_is_what_a_max_min_fair_division_gives() -> None:
@@ -163,7 +163,7 @@ def test_lease_is_what_a_max_min_fair_division_gives() -> None:
     wanted = {"proxy-0": WHOLE // 20, "proxy-1": WHOLE // 5, "proxy-2": WHOLE, "proxy-3": WHOLE}
     want(fleet, *wanted.values())
     fleet.advance(10.0)
-    shares = divided(pot(WHOLE), wanted)
+    shares = divided(pool(WHOLE), wanted)
     assert shares["proxy-0"] == wanted["proxy-0"]
     assert held(fleet) == [shares[name] + floor_of(fleet, proxy) for name, proxy in fleet.proxies.items()]
 
@@ -181,7 +181,7 @@ def test_server_that_is_away_leaves_leases_then_parts_of_the_rate() -> None:
     want(fleet, WHOLE, WHOLE // 10)
     fleet.advance(10.0)
     large, small = held(fleet)
-    part = pot(WHOLE) // 2 + WHOLE // 64
+    part = pool(WHOLE) // 2 + WHOLE // 64
     assert small < part < large
     fleet.stall(1000.0)
     fleet.advance(LEASE_SECONDS - 3.0)
@@ -197,9 +197,9 @@ def test_server_that_comes_back_gives_leases_again() -> None:
     want(fleet, WHOLE)
     fleet.stall(120.0)
     fleet.advance(120.0)
-    assert held(fleet) == [pot(WHOLE) // 2 + WHOLE // 64] * 2
+    assert held(fleet) == [pool(WHOLE) // 2 + WHOLE // 64] * 2
     fleet.advance(30.0)
-    assert held(fleet)[0] >= pot(WHOLE)
+    assert held(fleet)[0] >= pool(WHOLE)
 
 
 def test_server_that_loses_all_changes_no_rate() -> None:
@@ -218,11 +218,11 @@ def test_part_is_kept_for_a_proxy_out_of_contact_until_it_is_forgotten() -> None
     want(fleet, WHOLE)
     list(fleet.proxies.values())[1].is_partitioned = True
     fleet.advance(60.0)
-    assert held(fleet) == [pot(WHOLE) // 2 + WHOLE // 64] * 2
+    assert held(fleet) == [pool(WHOLE) // 2 + WHOLE // 64] * 2
     fleet.crash(list(fleet.proxies.values())[1], host=True)
     fleet.remove("proxy-1")
     fleet.advance(FORGET_SECONDS)
-    assert held(fleet)[0] >= pot(WHOLE)
+    assert held(fleet)[0] >= pool(WHOLE)
 
 
 def test_restarted_proxy_has_its_floor_at_once_and_its_lease_soon() -> None:
@@ -234,7 +234,7 @@ def test_restarted_proxy_has_its_floor_at_once_and_its_lease_soon() -> None:
     fleet.advance(3.0)
     assert held(fleet)[0] == WHOLE // 64
     fleet.advance(20.0)
-    assert held(fleet)[0] >= pot(WHOLE)
+    assert held(fleet)[0] >= pool(WHOLE)
 
 
 def test_next_instance_holds_what_the_earlier_one_did() -> None:
@@ -256,7 +256,7 @@ def test_proxy_that_lies_takes_no_more_than_an_equal_share(talks: bool) -> None:
         fleet.advance(5.0)
         want(fleet, WHOLE, WHOLE)
         fleet.advance(2 * OVERSTAY_SECONDS)
-        assert min(held(fleet)) >= pot(WHOLE) // 3
+        assert min(held(fleet)) >= pool(WHOLE) // 3
 
 
 def test_phase_without_any_contact_is_away_in_the_end() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mptcp_throttled.fleet.keys import MAX_FIELDS, proxy_of
-from mptcp_throttled.fleet.totals import Claim, is_settled, merged
+from mptcp_throttled.fleet.totals import BelievedTotal, is_settled, merged
 from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
 from mptcp_throttled.vocabulary.fleet import FAR_SECONDS, Elsewhere, OwnTotal, UsedElsewhere
 
@@ -55,7 +55,7 @@ class Entry:
     content: bytes = b""
     is_settled: bool = True
     is_unread: bool = True
-    claims: Mapping[str, Claim] = field(default_factory=dict)
+    believed: Mapping[str, BelievedTotal] = field(default_factory=dict)
     elsewhere: Elsewhere = _NOTHING
     grown: float = -math.inf
 
@@ -74,17 +74,17 @@ class Entry:
 
     def fields(self, known: Mapping[str, object]) -> tuple[str, ...]:
         """What to read of its hash: the fields of `known` proxies, and of others those whose totals count most."""
-        others = sorted(self.claims.keys() - known.keys(), key=lambda writer: (-self.claims[writer].total, writer))
+        others = sorted(self.believed.keys() - known.keys(), key=lambda writer: (-self.believed[writer].total, writer))
         return (*known, *others[:MAX_FIELDS])
 
     def believe(self, totals: Mapping[str, int], now: float, age: float, link: float) -> None:
         """Take in what was read of the other proxies, as `merged`."""
-        self.claims = merged(self.claims, totals, now, age, link)
-        self.is_settled = is_settled(self.claims, totals)
+        self.believed = merged(self.believed, totals, now, age, link)
+        self.is_settled = is_settled(self.believed, totals)
         by_proxy = dict[str, int]()
-        for writer, claim in self.claims.items():
+        for writer, each in self.believed.items():
             proxy = proxy_of(writer)
-            by_proxy[proxy] = by_proxy.get(proxy, 0) + claim.total
+            by_proxy[proxy] = by_proxy.get(proxy, 0) + each.total
         before, used = self.elsewhere, sum(by_proxy.values())
         rate = (used - before.used) / (now - self.grown) if now > self.grown else 0.0
         is_first = math.isinf(self.grown)
@@ -108,7 +108,7 @@ class Book:
         self._name_of = name_of
         self._entries: dict[AccountKey, dict[Subject, Entry]] = {}
         # Of entries that are forgotten, by budget and start of the period.
-        self._kept: dict[tuple[AccountKey, float], dict[Subject, Mapping[str, Claim]]] = {}
+        self._kept: dict[tuple[AccountKey, float], dict[Subject, Mapping[str, BelievedTotal]]] = {}
         self._unpublished: list[dict[Entry, None]] = [{} for _ in range(ROUND_TICKS)]
         self._active: list[dict[Entry, None]] = [{} for _ in range(ROUND_TICKS)]
         self._near: dict[Entry, None] = {}
@@ -139,7 +139,7 @@ class Book:
         self._made += 1
         number, turn = divmod(self._made, ROUND_TICKS)
         made = entries[total.subject] = Entry(self._name_of(total), total, turn, number % FAR_ROUNDS)
-        made.claims = self._kept.get((total.key, total.period.start), {}).pop(total.subject, {})
+        made.believed = self._kept.get((total.key, total.period.start), {}).pop(total.subject, {})
         return made
 
     def due_to_publish(self, tick: int) -> list[Entry]:
@@ -194,8 +194,8 @@ class Book:
                 if now - entry.active > _KNOWN_SECONDS and entry not in self._unpublished[entry.turn]:
                     self._forget(entry)
                     del entries[subject]
-                    if entry.claims:
-                        self._kept.setdefault((key, entry.total.period.start), {})[subject] = entry.claims
+                    if entry.believed:
+                        self._kept.setdefault((key, entry.total.period.start), {})[subject] = entry.believed
             for earlier in [known for known in self._kept if known[0] == key and known[1] < latest]:
                 del self._kept[earlier]
 

@@ -26,8 +26,8 @@ class Changes(NamedTuple, Generic[Key]):
 class LeaseSet(Generic[Key]):
     """The leases of rates of `whole` bits/s each, in a fleet of this `standing`. Times are monotonic seconds.
 
-    `amounts` is what this proxy holds of each pot beside what `each` has, and never changes: there is another one then.
-    Those of an earlier instance are held and wanted at first.
+    `amounts` has what this proxy holds of each pool beyond `each`. The mapping is never changed, but replaced.
+    Amounts of an earlier instance are held and wanted at first.
     """
 
     def __init__(self, whole: int, amounts: Mapping[Key, int], standing: Standing, now: float) -> None:
@@ -40,7 +40,7 @@ class LeaseSet(Generic[Key]):
 
     @property
     def each(self) -> int:
-        """What each rate has of the pot, with a lease or without."""
+        """What each rate has of the pool, with a lease or without."""
         return self._divisible.each
 
     @property
@@ -83,7 +83,7 @@ class LeaseSet(Generic[Key]):
     def compose(self, base: int, applied: Callable[[Key], int], now: float) -> Changes[Key]:
         """What to write and to delete in a round that is sent now.
 
-        Each client has `base` without a lease. `applied` is the most of the pot of a rate that the kernel may still
+        Each client has `base` without a lease. `applied` is the most of the pool of a rate that the kernel may still
         give.
         """
         writes: dict[Key, Statement] = {}

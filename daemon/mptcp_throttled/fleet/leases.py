@@ -4,19 +4,19 @@ Who holds what, and what is set aside:
 
 * A 32nd of the rate is for floors: each proxy has its part of that, always and without asking.
 * A 32nd is for proxies that join the fleet, and have no part yet.
-* The rest, the pot, is leased by demand. A proxy out of contact has its part of the pot instead.
+* The rest, the pool, is leased by demand. A proxy out of contact has its part of the pool instead.
 
 Each proxy states for each rate what it claims and what it wants, in a hash that no other may write. There is no
-arbiter: each computes the same max-min fair division of the pot from what all want, which is the target of each.
+arbiter: each computes the same max-min fair division of the pool from what all want, which is the target of each.
 
 Invariant: at each moment the sum of what all proxies hold is at most the rate. It follows from these rules:
 
 1. A proxy holds more only after it has stated a claim of so much, then read record and statement of each other proxy
-   at once, and then its own ones as stated, and this claim and those of all others fit into the pot.
+   at once, and then its own ones as stated, and this claim and those of all others fit into the pool.
 2. It claims less only after the kernel has the lower rate. So of two that hold more, the second has read the claim of
    the first.
 3. Its claims count for others while they hear it, and for `HEARD_SECONDS` after each change; afterwards its part of
-   the pot is kept for it. Its leases lapse before: it then holds at most that part, until it is in contact again.
+   the pool is kept for it. Its leases lapse before: it then holds at most that part, until it is in contact again.
 4. In a new session it states all claims before its record, so that no other hears it before they are known.
 5. It holds no more in the first `HEARD_SECONDS` of a session: who holds what the server has lost has stated it again by
    then, or its leases have lapsed.
@@ -46,7 +46,7 @@ _STATEMENT: Final = re.compile(r"([0-9a-f]{16}) ([0-9]{1,15}) ([0-9]{1,15})", re
 
 
 class Statement(NamedTuple):
-    """What a proxy states about a rate, in a session: what it claims and what it wants of the pot, in bits/s."""
+    """What a proxy states about a rate, in a session: what it claims and what it wants of the pool, in bits/s."""
 
     session: int
     claim: int
@@ -64,7 +64,7 @@ class Statement(NamedTuple):
         return f"{self.session:016x} {self.claim} {self.wanted}"
 
 
-def pot(whole: int) -> int:
+def pool(whole: int) -> int:
     """What is leased of a rate."""
     return whole - 2 * -(-whole // _SET_ASIDE)
 
@@ -85,8 +85,8 @@ def floor(whole: int, standing: Standing) -> int:
 class Divisible(NamedTuple):
     """What is to be divided of a rate, in bits/s, as this proxy knows the fleet.
 
-    `most` is the pot. Of that, `own` is this proxy's part, `parts` are those of the others. The parts of all others but
-    those that are surely in contact are `reserved`; `left` is for all that are heard.
+    `most` is the pool. Of that, `own` is this proxy's part, `parts` are those of the others. Of these, all are
+    `reserved` but those of proxies that are surely in contact; `left` is for all that are heard.
     """
 
     standing: Standing
@@ -99,7 +99,7 @@ class Divisible(NamedTuple):
     @classmethod
     def of(cls, whole: int, standing: Standing) -> Self:
         """The rate `whole`."""
-        most, members = pot(whole), standing.members
+        most, members = pool(whole), standing.members
         parts = {name: most * member.part // PARTS for name, member in members.items()}
         reserved = sum(part for name, part in parts.items() if not members[name].surely)
         left = most - sum(part for name, part in parts.items() if not members[name].heard)
@@ -129,7 +129,7 @@ class _Over(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """What this proxy holds of the pot of one rate: `amount`, in bits/s. Times are monotonic seconds of this host.
+    """What this proxy holds of the pool of one rate: `amount`, in bits/s. Times are monotonic seconds of this host.
 
     `is_at_rest`: neither time nor a round changes anything until something else is wanted, read, or known of the fleet.
     The kernel does not either: it has no more than is claimed.
@@ -142,7 +142,7 @@ class Lease:
     _over: dict[str, _Over] = field(default_factory=dict)
 
     def state(self, wanted: int, applied: int, divisible: Divisible, now: float) -> Statement:
-        """What to state in a round that is sent now. `applied` is the most of the pot that the kernel may still give.
+        """What to state in a round that is sent now. `applied` is the most of the pool that the kernel may still give.
 
         Nothing needs to be written if it is what was `stated` before, in the same session.
         """
@@ -178,7 +178,7 @@ class Lease:
         self._over.clear()
 
     def follow(self, divisible: Divisible, now: float) -> None:
-        """Hold less, or the part of the pot, as time and what is known of the fleet ask for."""
+        """Hold less, or the part of the pool, as time and what is known of the fleet ask for."""
         self.is_at_rest = False
         if divisible.standing.phase is not Phase.IN_CONTACT:
             self._over.clear()

@@ -1,4 +1,4 @@
-"""What to believe of the running totals that proxies claim; pure.
+"""What to believe of the running totals that proxies publish; pure.
 
 A total is a grow-only counter of a proxy: repeated or lost writes do no harm, and sums are the same in any order. It
 grows no faster than the link of a proxy, since its start at the beginning of a period.
@@ -14,11 +14,11 @@ from mptcp_throttled.fleet.keys import MAX_FIELDS
 LOWER_SECONDS: Final = 10.0
 """A server that has lost writes has them again before: each proxy then writes its own totals again."""
 
-# A proxy publishes every 0.25 s to 5 s: what it claims comes in steps.
+# A proxy publishes every 0.25 s to 5 s: its total grows in steps.
 _SLACK_SECONDS: Final = 5.0
 
 
-class Claim(NamedTuple):
+class BelievedTotal(NamedTuple):
     """A proxy's total that is believed; times are in monotonic seconds.
 
     Its link has needed the time until `paid` to carry it. It was read last at `read`. A lower total was read since
@@ -31,37 +31,39 @@ class Claim(NamedTuple):
     lower: float | None = None
 
 
-def first_claim(total: int, now: float, age: float, link: float) -> Claim:
+def first_believed(total: int, now: float, age: float, link: float) -> BelievedTotal:
     """What is believed of a total that is read for the first time, `age` seconds after its period has begun.
 
     `link` is the rate of a proxy's link in bytes/s.
     """
-    return later_claim(Claim(0, now - age, now - age), total, now, link)
+    return later_believed(BelievedTotal(0, now - age, now - age), total, now, link)
 
 
-def later_claim(claim: Claim, total: int, now: float, link: float) -> Claim:
+def later_believed(before: BelievedTotal, total: int, now: float, link: float) -> BelievedTotal:
     """What is believed once a total is read again."""
-    if total < claim.total:
-        lower = now if claim.lower is None else claim.lower
+    if total < before.total:
+        lower = now if before.lower is None else before.lower
         if now - lower < LOWER_SECONDS:
-            return claim._replace(read=now, lower=lower)
-        return Claim(total, claim.paid, now)
-    paid = max(claim.paid, claim.read - _SLACK_SECONDS)
-    granted = min(total - claim.total, max(int((now - paid) * link), 0))
-    return Claim(claim.total + granted, paid + granted / link, now)
+            return before._replace(read=now, lower=lower)
+        return BelievedTotal(total, before.paid, now)
+    paid = max(before.paid, before.read - _SLACK_SECONDS)
+    granted = min(total - before.total, max(int((now - paid) * link), 0))
+    return BelievedTotal(before.total + granted, paid + granted / link, now)
 
 
 def merged(
-    claims: Mapping[str, Claim], totals: Mapping[str, int], now: float, age: float, link: float
-) -> dict[str, Claim]:
-    """The claims of all proxies after these totals were read; one without a total keeps what is believed.
+    believed: Mapping[str, BelievedTotal], totals: Mapping[str, int], now: float, age: float, link: float
+) -> dict[str, BelievedTotal]:
+    """What is believed of all proxies after these totals were read; one without a total keeps what it had.
 
     Of more than `MAX_FIELDS`, the smallest without a total are forgotten.
     """
-    made = dict(claims)
+    made = dict(believed)
     for proxy, total in totals.items():
-        claim = claims.get(proxy)
-        made[proxy] = first_claim(total, now, age, link) if claim is None else later_claim(claim, total, now, link)
+        before = believed.get(proxy)
+        made[proxy] = (
+            first_believed(total, now, age, link) if before is None else later_believed(before, total, now, link)
+        )
     excess = len(made) - MAX_FIELDS
     if excess > 0:
         for proxy in sorted(made.keys() - totals.keys(), key=lambda each: made[each].total)[:excess]:
@@ -69,6 +71,6 @@ def merged(
     return made
 
 
-def is_settled(claims: Mapping[str, Claim], totals: Mapping[str, int]) -> bool:
+def is_settled(believed: Mapping[str, BelievedTotal], totals: Mapping[str, int]) -> bool:
     """Whether reading the same totals again changes nothing."""
-    return all(claims[proxy].total == total for proxy, total in totals.items())
+    return all(believed[proxy].total == total for proxy, total in totals.items())
