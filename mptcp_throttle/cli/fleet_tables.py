@@ -18,7 +18,7 @@ STYLES: Final = {REACHABLE: "", "late": "yellow", "gone": "red"}
 _MOST_SECONDS: Final = 120
 """Beyond, ages are in minutes."""
 _OLD_SECONDS: Final = 10
-"""A state that was seen so long ago has its age."""
+"""A state that is at least as old as this is shown with its age."""
 
 
 def show(command: str, data: Json) -> None:
@@ -86,7 +86,7 @@ def show_proxies(console: Console, proxies: Json) -> None:
 
 
 def state_of(proxy: Json) -> str:
-    """The state of a proxy, and since when nothing more is known of it, if so."""
+    """The state of a proxy; with its age if it could not be looked at lately."""
     age = proxy.get("state_age", 0.0)  # missing while an earlier version runs
     return str(proxy["state"]) if age < _OLD_SECONDS else f"{proxy['state']} {_ago(age)}"
 

@@ -64,7 +64,7 @@ class PolicyDirectory:
     def kept(self, fleet: str) -> list[Path]:
         """The directories of policies of this fleet, damaged or not: the current one, then the others, newest first.
 
-        There are none if none was adopted.
+        Empty if no policy of this fleet was adopted.
         """
         current = self._current(fleet)
         if current is None:
@@ -84,7 +84,7 @@ class PolicyDirectory:
         except FileNotFoundError:
             return None
         except OSError:
-            return link  # whoever reads it is told what is wrong
+            return link  # reading a policy there says what is wrong
         # A name of a fleet has no point.
         return self._path / name if name.rpartition(".")[0] == fleet else None
 

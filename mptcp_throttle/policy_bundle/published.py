@@ -30,7 +30,7 @@ _MOST_BYTES_OF_PROXY: Final = 4 * _PROBLEM_CHARACTERS + 400
 _MOST_BYTES_OF_RECORD: Final = 1000
 
 Ask = Callable[[Sequence[bytes], int], Sequence[Reply]]
-"""The replies to encoded commands, up to so many bytes. Raises ValkeyError."""
+"""Sends encoded commands, and returns the replies, up to a number of bytes. Raises ValkeyError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Announcement:
             raise ValueError("is no mapping")
         number, digest, since, problem, said_at = (document.get(field.name) for field in fields(cls))
         if number is not None and (type(number) is not int or not 0 < number <= MAX_VERSION):
-            raise ValueError("its number is none of a policy")
+            raise ValueError("its number is not one of a policy")
         if not all(text is None or (isinstance(text, str) and text.isprintable()) for text in (digest, problem)):
             raise ValueError("its texts are not on one line")
         if (number is None) != (digest is None):
@@ -76,7 +76,7 @@ def _line(text: str) -> str:
 def _time(value: object) -> float:
     # Written so that it refuses NaN, too; a bool is an int to Python.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_TIME:
-        raise ValueError("its times are none")
+        raise ValueError("a time of it is not valid")
     return float(value)
 
 

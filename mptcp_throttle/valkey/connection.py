@@ -118,11 +118,11 @@ class Connection:
             raise _refused(data, number) from error
 
     def replies_to(self, commands: bytes, number: int, most_bytes: int) -> bytes:
-        """The bytes of the replies to so many encoded commands, up to `most_bytes`.
+        """The bytes of the replies to `number` encoded commands, up to `most_bytes`.
 
         Raises ValkeyError, after which the connection is closed; RefusedReply if there are more bytes.
         """
-        # What is stored cannot end the answer, since it does not know this word.
+        # A random word: no stored value can look like the end of the answer.
         word = secrets.token_hex(8).encode()
         end = bulk(word)
         try:
@@ -159,7 +159,7 @@ class Connection:
 
 
 def _refused(data: bytes, number: int) -> RefusedReply:
-    """Of so many commands, which is to blame; the last one, if there are more replies."""
+    """Which of `number` commands is to blame; the last one, if there are more replies."""
     place = longest_value(data)
     return RefusedReply(place if place.number < number else Place(number - 1))
 

@@ -24,7 +24,7 @@ _HEADERS: Final = tuple(b"$%d" % length for length in range(_SHORT + 1))
 
 
 class MalformedReply(ValueError):
-    """Bytes that are no replies; `number` replies before them are."""
+    """Bytes that are not RESP, after `number` complete replies."""
 
     def __init__(self, number: int) -> None:
         super().__init__("the server's answer is not RESP")
@@ -65,7 +65,7 @@ def bulk(word: bytes) -> bytes:
 
 
 def replies(data: bytes, number: int) -> list[Reply]:
-    """The replies to so many commands, which are all of `data`. Raises MalformedReply."""
+    """The replies to `number` commands, which are all of `data`. Raises MalformedReply."""
     made: list[Reply] = []
     at = 0
     try:
@@ -136,7 +136,7 @@ def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
             return _bulk(data, after, _integer(line))
         case b"*" if depth < _MAX_DEPTH:
             return _array(data, after, _integer(line), depth)
-    raise ValueError("no reply begins so")
+    raise ValueError("a reply has another type")
 
 
 def _bulk(data: bytes, at: int, length: int) -> tuple[Reply, int]:
@@ -165,7 +165,7 @@ def _array(data: bytes, at: int, length: int, depth: int) -> tuple[Reply, int]:
 
 
 def _short_values(data: bytes, at: int, number: int) -> tuple[Reply, int] | None:
-    """So many values, if that is what begins there, and all are short and without an end of line; and where they end.
+    """`number` values that begin there, and where they end; None unless all are short, without an end of line.
 
     A proxy reads ten thousand of them in a second.
     """

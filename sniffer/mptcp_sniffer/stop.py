@@ -1,4 +1,4 @@
-"""Asks the threads of the service to end: waits for frames and events are over at once."""
+"""Tells the threads of the service to end, and wakes those that wait for frames or events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import select
 
 
 class Stop:
-    """Set by any thread or by a signal handler; other objects can be waited for together with it (`fileno`)."""
+    """Set by any thread or by a signal handler. `fileno` lets poll(2) wait for it together with sockets."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -23,9 +23,9 @@ class Stop:
         return self._is_set
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to so long; whether it is set then."""
+        """Wait until it is set, for at most `seconds`; whether it is set."""
         if seconds > 0:
-            # Each wait has its own: two threads may not use one at a time.
+            # A poll object is for one thread at a time.
             waiting = select.poll()
             waiting.register(self, select.POLLIN)
             waiting.poll(1000 * seconds)

@@ -179,7 +179,7 @@ def test_value_that_looks_like_an_answer_is_that_of_its_own_hash() -> None:
 @pytest.mark.parametrize(
     "head", ["x" * 5000, f"{'x' * 5000}\r\n", f"*{'9' * 5000}\r\n{ONE}"], ids=["line", "lines", "digits"]
 )
-def test_value_that_looks_like_an_answer_beside_a_hash_of_another_type_is_refused(head: str) -> None:
+def test_value_like_an_answer_beside_no_hash_is_refused(head: str) -> None:
     """Together, they make as many parts as there are hashes."""
     exchange, _ = exchange_with(scanned(TWO, f"*2\r\n$1\r\n0\r\n{head}") + b"-WRONGTYPE Operation against a key\r\n")
     for content in exchange.read(NAMES):

@@ -34,10 +34,10 @@ _log = logging.getLogger("mptcp-throttled")
 
 LOOK_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 20.0
-"""8 MiB at 4 Mb/s."""
+"""A policy of 8 MiB, the most, arrives in that time at 4 Mb/s."""
 ANNOUNCE_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 60.0
-"""So long after, what was refused for another reason than its content is tried again."""
+"""Until a policy that was refused for another reason than its content is tried again."""
 
 _REFUSED: Final = with_fields(EventKind.REFUSED.fields)
 
@@ -124,13 +124,13 @@ class PolicyAdoption:
         if before is not None and before.problem == refusal.problem:
             return
         count_errors("policy")
-        # Whoever can write to the server makes as many that are not signed as they like.
+        # Whoever can write to the server can put any number of unsigned ones there.
         if refusal.is_signed or now >= self._quiet_until:
             _log.error("policy refused: %s", refusal.problem, extra=_REFUSED)
             self._quiet_until = self._quiet_until if refusal.is_signed else now + RETRY_SECONDS
 
     def _why_not(self, numbers: list[int], waiting: list[int]) -> str | None:
-        """Why the newest policy is not in use, if so."""
+        """Why the newest policy is not in use; None: it is."""
         in_use, adopted = self._in_use(), self._written()
         for number in waiting:
             if number > in_use and number in self._refusals:
@@ -158,7 +158,7 @@ class PolicyAdoption:
         return True
 
     def _try(self, published: PublishedPolicies | None, number: int) -> _Refusal | None:
-        """Adopt a policy, or with None use what is written of it; why not, if so."""
+        """Adopt a published policy, or with None reload the one that is written; why not, None if that was done."""
         is_signed = published is None
         try:
             if published is not None:
@@ -195,7 +195,7 @@ class PolicyAdoption:
         _log.info("policy %s of %s is adopted", bundle.described, bundle.author)
 
     def status(self) -> Json:
-        """`{fleet, in_use, problem, away}`: the policy, None for local files; why it is no newer one, if so."""
+        """`{fleet, in_use, problem, away}`: the policy in use, None for local files; why that is not the newest."""
         policy = self._running().policy
         in_use = None if policy is None else {**asdict(policy.version), "adopted_at": policy.adopted_at}
         problem = "; ".join(self._problems()) or None

@@ -13,22 +13,22 @@ from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
 from mptcp_throttled.vocabulary.fleet import FAR_SECONDS, Elsewhere, OwnTotal, UsedElsewhere
 
 ROUND_TICKS: Final = 8
-"""A round: in so many ticks, each client that carries something is read once, unless it is far from a stage."""
+"""The number of ticks of a round, in which a client that carries something is read once, unless far from a stage."""
 
 FAR_ROUNDS: Final = 8
-"""A client that is far from a stage is read in one round of so many: whoever carries fast reads often, wherever the
-others carry."""
+"""A client that is far from a stage is read in one of this many rounds. Which clients are near depends on the rate of
+all proxies together: a proxy reads often what others carry fast."""
 
 REFUSED_SECONDS: Final = 60.0
-"""A hash whose answer has no end is not read for so long."""
+"""For how long a hash whose answer is too long is not read."""
 
-# So long before a stage, and at the begin of a transfer, whose rate is not known, all ticks publish and read.
+# In this time before a stage, or after the begin of a transfer, whose rate is unknown, each tick publishes and reads.
 _NEAR_SECONDS: Final = 8.0
 _BEGIN_SECONDS: Final = 3.0
-# Of a client that is far from a stage, the ledger tells once in `FAR_ROUNDS`: so long after, it is idle, and not read.
+# After that time without news, a client is idle, and not read. Far from a stage, the ledger tells once in `FAR_ROUNDS`.
 _IDLE_SECONDS: Final = 40.0
 _KNOWN_SECONDS: Final = 600.0
-# Of the rate elsewhere: what a read says counts as much as all reads before.
+# How much the latest rate elsewhere counts in the average.
 _WEIGHT: Final = 0.5
 _LEAST_RATE: Final = 1000.0
 _NOT_PUBLISHED: Final = -1
@@ -74,8 +74,8 @@ class Entry:
 
     def fields(self, known: Mapping[str, object]) -> tuple[str, ...]:
         """What to read of its hash: the fields of `known` proxies, and of others those whose totals count most."""
-        others = sorted(self.believed.keys() - known.keys(), key=lambda writer: (-self.believed[writer].total, writer))
-        return (*known, *others[:MAX_FIELDS])
+        absent = sorted(self.believed.keys() - known.keys(), key=lambda writer: (-self.believed[writer].total, writer))
+        return (*known, *absent[:MAX_FIELDS])
 
     def believe(self, totals: Mapping[str, int], now: float, age: float, link: float) -> None:
         """Take in what was read of the other proxies, as `merged`."""

@@ -15,7 +15,8 @@ from mptcp_throttled.fleet.reports import Report
 class ExchangeError(ValkeyError):
     """Why nothing can be exchanged now, in one line.
 
-    `name` is the hash whose content is the reason, if any is, and `field` what in it is, if that is known.
+    `name` is the hash whose content is the reason, and `field` the field of it whose value is; None: no hash, or none
+    that is known.
     """
 
     def __init__(self, problem: str, name: bytes | None = None, field: str | None = None) -> None:
@@ -25,24 +26,24 @@ class ExchangeError(ValkeyError):
 
 
 class ReadRefused(ExchangeError):
-    """Why the server lets nothing be read of a hash. Others can be read all the same."""
+    """Why the server refuses to let a hash be read. Other hashes may be readable."""
 
 
 class WriteRefused(ExchangeError):
-    """Why the server writes nothing, as when it is full. It can be read all the same."""
+    """Why the server refuses writes, as when it is full. Reading may still work."""
 
 
 class Totals(NamedTuple):
-    """The totals in a hash by field, and, of each value that is none, what is wrong with it."""
+    """The totals in a hash by field, and what is wrong with each value that is not a total."""
 
     by_field: Mapping[str, int]
     refused: Sequence[str] = ()
 
 
 class ReadReports(NamedTuple):
-    """The reports of proxies by field, and, of each value that is none, what is wrong with it.
+    """The reports of proxies by field, and what is wrong with each value that is not a report.
 
-    `unreadable` are the fields of proxies with such values. `problem` is why nothing was read, if so.
+    `unreadable` are the fields of proxies with such values. `problem` is why nothing was read; None: it was.
     """
 
     by_field: Mapping[str, Report]
@@ -59,7 +60,7 @@ class Exchange(Protocol):
         """Which one it is."""
 
     def publish(self, totals: Sequence[tuple[bytes, int]], keep: Mapping[bytes, int]) -> set[bytes]:
-        """Write totals by the names of their hashes, and `keep` these hashes for so many seconds.
+        """Write totals by the names of their hashes. `keep` has the seconds after which a hash expires.
 
         Returns the names of those that had no total of this proxy.
         """
@@ -68,10 +69,10 @@ class Exchange(Protocol):
         """What is in these hashes. Equal bytes mean equal totals."""
 
     def is_filled(self, content: bytes) -> bool:
-        """Whether a hash has more in it than proxies write. Its totals are not known."""
+        """Whether a hash has more in it than proxies write: then its totals cannot be told from `content`."""
 
     def read_fields(self, asked: Sequence[tuple[bytes, tuple[str, ...]]]) -> Sequence[bytes]:
-        """As `read`, but of each hash these fields alone, of which there is at least one."""
+        """As `read`, but only these fields of each hash; at least one."""
 
     def rest(self, content: bytes, own: int) -> bytes | None:
         """What is in a hash besides the total of this proxy; None if that is not as it was published."""
@@ -80,16 +81,16 @@ class Exchange(Protocol):
         """The totals in a hash that is not filled, or in the rest of one."""
 
     def report(self, report: Report, keep: int) -> bool:
-        """Write what this proxy reports, and `keep` all reports for so many seconds. Returns whether it had none."""
+        """Write what this proxy reports; all reports expire after `keep` seconds. Returns whether it had none there."""
 
     def reports(self) -> ReadReports:
         """What all proxies report."""
 
     def reports_of(self, fields: tuple[str, ...]) -> ReadReports:
-        """What these report, of which there is at least one."""
+        """What these proxies report, by their fields; at least one."""
 
     def forget(self, fields: Sequence[str]) -> None:
-        """Delete the reports of these."""
+        """Delete the reports with these fields."""
 
     def close(self) -> None:
         """Close the connection."""

@@ -54,7 +54,7 @@ def field_of(proxy: str, ledger: str) -> str:
 
 
 def proxy_of(field: str) -> str:
-    """The name of the proxy that writes a field. Raises ValueError if it is none."""
+    """The name of the proxy that writes a field. Raises ValueError if no proxy writes such a field."""
     match = _FIELD.fullmatch(field)
     if match is None:
         raise ValueError("no field of a proxy")

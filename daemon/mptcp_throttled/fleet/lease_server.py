@@ -47,7 +47,7 @@ _MOST_ABOUT_BYTES: Final = 4 * 2**16
 _MOST_OWN_BYTES: Final = 2**24
 
 
-class EndlessHash(ValkeyError):
+class HashTooLong(ValkeyError):
     """The answer about the hash of `proxy` is longer than allowed. The connection is closed."""
 
     def __init__(self, proxy: str) -> None:
@@ -93,7 +93,7 @@ class _Rate(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A command that reads so many values of a proxy's hash."""
+    """A command that reads `number` values of a proxy's hash."""
 
     proxy: str
     command: bytes
@@ -107,8 +107,8 @@ class _Asked(NamedTuple):
 class LeaseServer:
     """The server of a connection, by which the proxy `name` exchanges records and statements.
 
-    All methods raise ValkeyError, after which the connection is of no use. EndlessHash names a proxy that is to be left
-    `unread` for a while: it is then as one that is silent.
+    All methods raise ValkeyError, after which the connection is of no use. HashTooLong names a proxy that is to be left
+    `unread` for a while, which then counts as silent.
     """
 
     def __init__(self, connection: Connection, name: str, secret: bytes | None) -> None:
@@ -128,7 +128,7 @@ class LeaseServer:
         """The records of all proxies, if the server takes writes."""
         earlier, _, names = self._joined([encoded(b"HKEYS", self._own)], _MOST_OWN_BYTES)
         if not isinstance(earlier, tuple):
-            raise EndlessHash(self._name)
+            raise HashTooLong(self._name)
         self._earlier = {field for field in earlier if isinstance(field, bytes)} - {RECORD, LOST, ABOUT}
         records, _ = self._stated(_names(names, []), unread, [])
         return records
@@ -284,7 +284,7 @@ class LeaseServer:
             try:
                 yield from self._asked([each.command for each in batch], sum(bounds))
             except RefusedReply as error:
-                raise EndlessHash(batch[error.place.number].proxy) from error
+                raise HashTooLong(batch[error.place.number].proxy) from error
 
     def _asked(self, commands: Sequence[bytes], most_bytes: int) -> list[Reply]:
         replies = self._connection.ask(commands, most_bytes + len(commands) * (_VALUE_BYTES + 256))

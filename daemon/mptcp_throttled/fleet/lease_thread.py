@@ -13,7 +13,7 @@ from typing import Final
 from mptcp_throttle.valkey.connection import ValkeyError
 from mptcp_throttled.fleet.book import REFUSED_SECONDS
 from mptcp_throttled.fleet.lease_book import LeaseBook
-from mptcp_throttled.fleet.lease_server import EndlessHash, LeaseServer
+from mptcp_throttled.fleet.lease_server import HashTooLong, LeaseServer
 from mptcp_throttled.fleet.members import FORGET_SECONDS, MOST_MEMBERS, ROUND_SECONDS, Record
 from mptcp_throttled.fleet.refusals import Refusals
 from mptcp_throttled.vocabulary.fleet import LeaseState
@@ -104,7 +104,7 @@ class LeaseThread(threading.Thread):
         self._unread_until = {name: until for name, until in self._unread_until.items() if until > now}
         try:
             self._exchange(now)
-        except EndlessHash as error:
+        except HashTooLong as error:
             # All others go on sharing.
             self._unread_until[error.proxy] = now + REFUSED_SECONDS
             self._refusals.say(str(error), now)

@@ -37,7 +37,7 @@ from mptcp_throttled.fleet.division import divided
 from mptcp_throttled.fleet.members import HEARD_SECONDS, OVERSTAY_SECONDS, PARTS, Member, Phase, Standing
 
 _SET_ASIDE: Final = 32
-"""The fraction of the rate for floors, and the one for proxies that join, are one of so many."""
+"""One 32nd of the rate is for floors, and another one for proxies that join."""
 _JOINING: Final = 5
 """The first that joins gets so small a fraction of that. If n are known to join, each gets an nth of this: the sum of
 1/5n over 64 proxies, each of which knows those before it, is less than 1."""

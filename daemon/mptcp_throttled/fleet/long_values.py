@@ -1,29 +1,32 @@
-"""Values without an end in place of totals: reading one costs the connection. Pure but for its own state."""
+"""Values that are far too long for totals. Reading one costs the connection, since the answer then exceeds its bound.
+
+Pure but for its own state.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 UNREAD_SECONDS: Final = 600.0
-"""Such a value is not read for so long."""
+"""For how long such a value is not read again."""
 
 MOST_OF_FIELD: Final = 8
-"""A field that has them in so many hashes is read of none: who writes more of them costs no more connections."""
+"""A field that has them in this many hashes is not read at all: more of them cost no more connections."""
 
 
 class LongValues:
-    """The hashes in which fields have such values. For one thread; `now` is in monotonic seconds."""
+    """In which hashes which fields have such values. For one thread; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
         # By field and name of the hash, until when it is not read.
         self._until: dict[str, dict[bytes, float]] = {}
 
     def note(self, name: bytes, field: str, now: float) -> None:
-        """A field of a hash has one."""
+        """This field of this hash has one."""
         self._until.setdefault(field, {})[name] = now + UNREAD_SECONDS
 
     def forget(self, now: float) -> None:
-        """Those that may be read again."""
+        """Forget those that may be read again."""
         kept = {field: {name: at for name, at in hashes.items() if at > now} for field, hashes in self._until.items()}
         self._until = {field: hashes for field, hashes in kept.items() if hashes}
 

@@ -54,7 +54,7 @@ class Report(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A report, when it was new, since when it was there, and when it was looked for last."""
+    """A report, when it was new (`heard`), since when it is known, and when it was last looked for."""
 
     report: Report
     heard: float
@@ -66,8 +66,8 @@ class Reports:
     """The last report of each proxy, by its field. For one thread; `now` is in monotonic seconds.
 
     Of more than `MAX_FIELDS`, those that were heard last. `writers` are the fields that may be in hashes of totals: of
-    all proxies that were in the list, also of those that have left it. Who comes when there are `MAX_FIELDS` of them
-    takes the place of one that has not been there for `GONE_SECONDS`, if any: names that nobody has hide no proxy.
+    all proxies that were in the list, also of those that have left it. A new one among `MAX_FIELDS` takes the place of
+    one that has been missing for `GONE_SECONDS`, or none: invented names must not push out those of real proxies.
     """
 
     def __init__(self) -> None:
@@ -84,9 +84,9 @@ class Reports:
         is_whole: bool,
         unreadable: Set[str] = frozenset(),
     ) -> None:
-        """These were read `at` a time, in seconds since the epoch; if `is_whole`, there are no others.
+        """These were read at the time `at`, in seconds since the epoch; if `is_whole`, there are no others.
 
-        Those that are `unreadable` are there, too: whether they have changed is not known. Of a report that was there
+        `unreadable` ones are there, too, but whether they have changed is not known. Of a report that was there
         before, only its own time tells how old it is. Once it changes, no clock of another host is needed.
         """
         seen, self._seen = self._seen, {}
@@ -110,13 +110,13 @@ class Reports:
                 self._writers[writer] = now
 
     def _has_room(self, now: float) -> bool:
-        """Whether there is room for another writer, perhaps since one has left."""
+        """Whether there is room for another writer. If it is full, one that has left is removed."""
         if len(self._writers) < MAX_FIELDS:
             return True
-        longest = min(self._writers, key=self._writers.__getitem__)
-        has_left = now - self._writers[longest] >= GONE_SECONDS
+        longest_missing = min(self._writers, key=self._writers.__getitem__)
+        has_left = now - self._writers[longest_missing] >= GONE_SECONDS
         if has_left:
-            del self._writers[longest]
+            del self._writers[longest_missing]
         return has_left
 
     @property

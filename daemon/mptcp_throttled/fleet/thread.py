@@ -27,14 +27,14 @@ TICK_SECONDS: Final = 0.25
 _MAX_PAUSE_SECONDS: Final = 2.0
 _STOP_SECONDS: Final = 0.5
 _DAY: Final = 86400
-# So long after its period a hash stays: a proxy whose clock is late goes on in it.
+# After the end of its period: a proxy whose clock is late still writes there.
 _KEPT_SECONDS: Final = 2 * _DAY
 _AGAIN_SECONDS: Final = 1.0
 _AGAIN_FACTOR: Final = 4
 _FORGET_TICKS: Final = 240
-# So long after a hash was filled by who is no proxy, only fields of known proxies are read.
+# After a hash was found to be filled by others than proxies, only fields of known proxies are read.
 _BY_FIELD_SECONDS: Final = 600.0
-_ENDLESS: Final = "is too long, or no hash"
+_TOO_LONG: Final = "is too long, or no hash"
 _FILLED: Final = "has more in it than proxies write: only what known ones have written there is read"
 _LIST: Final = "the list of proxies"
 
@@ -46,7 +46,7 @@ class Ledger(Protocol):
         """What this proxy has counted in the present periods; what has changed is told once."""
 
     def note_elsewhere(self, used: Sequence[UsedElsewhere]) -> None:
-        """So much was used at the other proxies."""
+        """This much was used at the other proxies."""
 
 
 class Identity(NamedTuple):
@@ -179,7 +179,7 @@ class FleetThread(threading.Thread):
                 if not self._reports.writers:
                     self._read_reports(exchange, now)
             finally:
-                # Whoever deletes totals again and again must not keep this thread busy.
+                # Somebody who keeps deleting totals must not keep this thread busy.
                 self._again_at = now + max(_AGAIN_SECONDS, _AGAIN_FACTOR * (time.monotonic() - began))
         due = book.due_to_publish(self._tick)
         self._publish(exchange, book, due)
@@ -206,11 +206,11 @@ class FleetThread(threading.Thread):
         )
 
     def _read_reports(self, exchange: Exchange, now: float) -> None:
-        read = self._read_list(exchange, now) if now >= self._list_again_at else ReadReports({}, problem=_ENDLESS)
+        read = self._read_list(exchange, now) if now >= self._list_again_at else ReadReports({}, problem=_TOO_LONG)
         self._list_problem = read.problem
         if read.problem is not None:
             self._refuse(_LIST, [read.problem], now)
-            # Who fills the list hides those that join, and none that is known.
+            # Known proxies can still be read from a list that is filled; those that join cannot.
             read = self._read_known(exchange, now) if now >= self._known_again_at else read
         if read.problem is not None:
             return
@@ -227,8 +227,8 @@ class FleetThread(threading.Thread):
             return exchange.reports()
         except ExchangeError as error:
             if error.name is not None:
-                self._list_problem, self._list_again_at = _ENDLESS, now + REFUSED_SECONDS
-                self._refuse(_LIST, [_ENDLESS], now)
+                self._list_problem, self._list_again_at = _TOO_LONG, now + REFUSED_SECONDS
+                self._refuse(_LIST, [_TOO_LONG], now)
             raise
 
     def _read_known(self, exchange: Exchange, now: float) -> ReadReports:
@@ -264,9 +264,10 @@ class FleetThread(threading.Thread):
             self._ledger.note_elsewhere(changed)
 
     def _contents(self, exchange: Exchange, book: Book, entries: Sequence[Entry], now: float) -> Sequence[bytes]:
-        """What is in the hashes of these.
+        """What is in the hashes of these entries.
 
-        Who may write there can fill one. Of all, only the fields of known proxies are read then, and for a while.
+        Whoever may write totals can fill a hash. For `_BY_FIELD_SECONDS` from then on, only the fields of known proxies
+        are read of all hashes.
         """
         if now >= self._by_field_until:
             contents = self._whole_contents(exchange, [entry.name for entry in entries], now)
@@ -281,16 +282,16 @@ class FleetThread(threading.Thread):
         except ExchangeError as error:
             if error.name is not None and error.field is None:
                 book.refuse(error.name, now)
-                self._refuse(error.name.decode(), [_ENDLESS], now)
+                self._refuse(error.name.decode(), [_TOO_LONG], now)
             elif error.name is not None and error.field is not None:
-                # The own total is written again with the next connection.
+                # The total of this proxy is written again with the next connection.
                 if error.field != self._field:
                     self._long_values.note(error.name, error.field, now)
                 self._refuse(error.name.decode(), [f"has a total of {error.field} that is too long"], now)
             raise
 
     def _whole_contents(self, exchange: Exchange, names: Sequence[bytes], now: float) -> Sequence[bytes] | None:
-        """All that is in these hashes; None: one has more in it than proxies write."""
+        """The whole content of these hashes; None if one is filled."""
         try:
             contents = exchange.read(names)
         except ExchangeError as error:

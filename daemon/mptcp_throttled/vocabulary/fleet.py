@@ -94,7 +94,7 @@ class Load(NamedTuple):
 class KnownProxy(NamedTuple):
     """What a proxy has reported of itself. Times are in monotonic seconds.
 
-    `heard` is when its last report was new, and `looked` when a newer one was looked for last.
+    `heard` is when its last report was new, `looked` when a newer one was last looked for.
     """
 
     heard: float
@@ -104,7 +104,7 @@ class KnownProxy(NamedTuple):
 
     @property
     def presence(self) -> Presence:
-        """As of when it was looked for: without the server, or its list of proxies, none of the others can be heard."""
+        """Its presence at `looked`: it stays while the server, or its list of proxies, cannot be read."""
         return Presence.after(self.looked - self.heard)
 
 

@@ -6,7 +6,7 @@ import { count, duration, integer, rate, size } from "./format.js";
 const HEADS = [["Proxy", ""], ["State", ""], ["Last heard", "number"], ["Version", ""], ["Sends", "number"], ["Receives", "number"], ["Connections", "number"], ["Throttled", "number"]];
 const LEVELS = { reachable: ["ok", "ok"], late: ["warn", "warn"], gone: ["bad", "bad"] };
 
-// A state that was seen so many seconds ago has its age.
+// A state that is at least as old as this, in seconds, is shown with its age.
 const OLD = 10;
 
 function stateOf({ state, state_age: age = 0 }) {

@@ -1,4 +1,4 @@
-"""Whether a mangle table may have a chain, asked without python-iptables, which takes long to load.
+"""Whether a mangle table may have a chain, without python-iptables, which takes long to load.
 
 The structures are those of <linux/netfilter_ipv4/ip_tables.h> and <linux/netfilter_ipv6/ip6_tables.h>.
 """
@@ -33,15 +33,15 @@ class _Info(ctypes.Structure):
 
 
 class _Entries(ctypes.Structure):
-    """struct ipt_get_entries, and struct ip6t_get_entries: entries are aligned as the counters in them."""
+    """struct ipt_get_entries, and struct ip6t_get_entries: entries are aligned to 8 bytes, as the counters in them."""
 
     _fields_ = (("name", ctypes.c_char * 32), ("size", ctypes.c_uint), ("entries", ctypes.c_uint64 * 0))
 
 
 def may_have_chain(ip_version: int, chain: str) -> bool:
-    """Whether the table of this network namespace has the name of this chain, as that of a chain or in a rule.
+    """Whether the name of this chain is anywhere in the table of this network namespace: as a chain, or in a rule.
 
-    Like python-iptables, it makes the table if there is none. Raises OSError.
+    As with python-iptables, the kernel makes the table if there is none. Raises OSError.
     """
     family, level = _LEVELS[ip_version]
     with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as asking:
