@@ -14,7 +14,7 @@ from mptcp_throttled.answers import status
 from mptcp_throttled.fleet.book import FAR_ROUNDS, ROUND_TICKS, Entry
 from mptcp_throttled.fleet.exchange import ExchangeError
 from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES, field_of, name_of
-from mptcp_throttled.fleet.long_values import MOST_OF_FIELD, UNREAD_SECONDS
+from mptcp_throttled.fleet.long_values import FIRST_SECONDS, MOST_OF_FIELD, UNREAD_SECONDS
 from mptcp_throttled.fleet.refusals import Refusals
 from mptcp_throttled.fleet.thread import TICK_SECONDS, FleetThread, Identity
 from mptcp_throttled.fleet.valkey import ValkeyExchange
@@ -127,30 +127,64 @@ def test_long_value_of_a_known_proxy_hides_only_its_own_total(hashes: Hashes, pr
     second.carry_on()
     first.carry_on()
     assert first.elsewhere == second.ledger.used(CLIENT) + 100
-    assert len(first.connections) <= 3
+    assert len(first.connections) <= 4
     third.carry_on()
     first.run(UNREAD_SECONDS, each_tick=1)
     first.carry_on()
     assert first.elsewhere == second.ledger.used(CLIENT) + third.ledger.used(CLIENT)
 
 
-def test_long_values_in_all_hashes_of_a_known_proxy_cost_few_connections(hashes: Hashes, proxies: list[Proxy]) -> None:
-    first, second = proxies
-    third = Proxy(hashes, "proxy-3")
-    clients = [f"192.0.2.{number}" for number in range(1, 31)]
-    for proxy in proxies:
-        for client in clients:
+CLIENTS: Final = [f"192.0.2.{number}" for number in range(1, 31)]
+
+
+@pytest.fixture
+def third(hashes: Hashes, proxies: list[Proxy]) -> Proxy:
+    """Another one. Each of the three has carried 100 bytes of each of `CLIENTS`, but 200 of the first."""
+    made = Proxy(hashes, "proxy-3")
+    for proxy in (made, *proxies):
+        for client in CLIENTS:
             proxy.ledger.carry(client, 100)
         proxy.carry_on()
-    for name in hashes.keys() - {PROXIES}:
-        hashes[name][third.field.encode()] = b"9" * 10**6
+    return made
+
+
+def write_long_values(hashes: Hashes, field: str, most: int) -> None:
+    for name in sorted(hashes.keys() - {PROXIES})[:most]:
+        hashes[name][field.encode()] = b"9" * 10**6
+
+
+def carry_all(*proxies: Proxy) -> None:
+    for proxy in proxies:
+        for client in CLIENTS:
+            proxy.ledger.carry(client, 100)
+        proxy.run(2 * ALL_SECONDS)
+
+
+def test_long_values_in_all_hashes_of_a_known_proxy_cost_few_connections(
+    hashes: Hashes, proxies: list[Proxy], third: Proxy
+) -> None:
+    first, second = proxies
+    write_long_values(hashes, third.field, len(CLIENTS))
+    began = first.now
     for _ in range(3):
-        for proxy in (second, first):
-            for client in clients:
-                proxy.ledger.carry(client, 100)
-            proxy.run(2 * ALL_SECONDS)
-    assert [first.ledger.used_elsewhere(client) for client in clients[1:]] == [400] * 29
-    assert len(first.connections) <= 2 + MOST_OF_FIELD
+        carry_all(second, first)
+    assert [first.ledger.used_elsewhere(client) for client in CLIENTS[1:]] == [500] * 29
+    while first.now < began + UNREAD_SECONDS - 2 * ALL_SECONDS:
+        carry_all(first)
+    assert len(first.connections) <= 2 + 5 * MOST_OF_FIELD
+
+
+def test_long_values_that_are_gone_hide_a_proxy_for_less_than_a_minute(
+    hashes: Hashes, proxies: list[Proxy], third: Proxy
+) -> None:
+    first, _ = proxies
+    hashes[HASH].update(FIELDS)
+    carry_all(first)
+    write_long_values(hashes, third.field, MOST_OF_FIELD)
+    first.run(FIRST_SECONDS / 2, each_tick=1)
+    carry_all(third)
+    carry_all(first)
+    assert [first.ledger.used_elsewhere(client) for client in CLIENTS[1:]] == [300] * 29
 
 
 def test_long_value_in_place_of_the_own_total_is_written_again(hashes: Hashes, proxies: list[Proxy]) -> None:
