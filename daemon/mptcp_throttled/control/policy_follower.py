@@ -46,7 +46,7 @@ _REFUSED: Final = with_fields(EventKind.REFUSED.fields)
 class _Refusal:
     """Why a policy was refused, and until when. `is_signed`: it is one of the fleet, and no older one may stand in.
 
-    One that was judged is not read and judged again `beside` the same configuration.
+    `beside` is the configuration with which its content was judged; with the same one it is not judged again.
     """
 
     problem: str
