@@ -73,9 +73,14 @@ class PolicyDirectory:
         return [current, *sorted(earlier, key=number_of, reverse=True)]
 
     def number(self, fleet: str) -> int:
-        """The number of the current policy of this fleet, damaged or not; 0 if there is none."""
-        current = self._current(fleet)
-        return 0 if current is None else number_of(current)
+        """The number of the current policy of this fleet, damaged or not; 0 if there is none.
+
+        If it cannot be read which one is the current policy, the highest number counts.
+        """
+        directories = self.kept(fleet)
+        if not directories:
+            return 0
+        return number_of(directories[0]) or max(map(number_of, directories))
 
     def _current(self, fleet: str) -> Path | None:
         link = self._path / _CURRENT

@@ -700,6 +700,23 @@ def test_damaged_policy_does_not_let_the_server_make_a_proxy_go_back(proxy: Prox
     assert problem == f"{proxy.config.policy_problem}; {older}"
 
 
+def test_damaged_link_does_not_let_the_server_make_a_proxy_go_back(proxy: Proxy) -> None:
+    adopted(proxy, 3, 4)
+    for number in (3, 4):
+        DAMAGES["no yaml"].do(proxy, number)
+    link = proxy.directory / "policy/current"
+    link.unlink()
+    link.write_text("")
+    proxy.server.hashes.clear()
+    proxy.publish(bundle(3, "9mbit"))
+    proxy.start()
+    assert proxy.step() == "policy 3, the newest on the server, is older than 4; allowed: a newer one"
+    assert proxy.cap == "local"
+    proxy.publish(bundle(4, "4mbit"))
+    assert proxy.step() is None
+    assert (proxy.cap, proxy.config.policy_problem) == ("4mbit", None)
+
+
 def test_policy_that_is_damaged_again_at_once_is_tried_each_minute(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
