@@ -237,6 +237,23 @@ def test_list_of_proxies_that_is_filled_hides_none(
     assert "the list of proxies" in str(first.thread.state.refusal)
 
 
+def test_long_value_in_the_list_hides_only_the_report_of_its_own_proxy(hashes: Hashes, proxies: list[Proxy]) -> None:
+    first, second = proxies
+    third = Proxy(hashes, "proxy-3")
+    first.run(4.0)
+    hashes[PROXIES][third.field.encode()] = b"9" * 10**6
+    for _ in range(int(6 * LATE_SECONDS)):
+        for proxy in (first, second):
+            proxy.run(1.0)
+    shown = {each["name"]: each for each in status.proxies(first.thread.state, Now(first.now, 0.0))}
+    assert {each["state"] for each in shown.values()} == {"reachable"}
+    assert shown["proxy-2"]["state_age"] < LATE_SECONDS < shown["proxy-3"]["state_age"]
+    assert len(first.connections) <= 8
+    third.run(4.0)
+    first.run(2 * UNREAD_SECONDS / 5)
+    assert states(first)["proxy-3"] == "late"
+
+
 def test_report_that_somebody_replaces_makes_no_proxy_late(hashes: Hashes, proxies: list[Proxy]) -> None:
     first, second = proxies
     for proxy in (second, first):

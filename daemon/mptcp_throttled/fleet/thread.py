@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from mptcp_throttle.command_line import version
 from mptcp_throttled.fleet.book import FAR_ROUNDS, REFUSED_SECONDS, ROUND_TICKS, Book, Entry
 from mptcp_throttled.fleet.exchange import Exchange, ExchangeError, ReadReports, WriteRefused
-from mptcp_throttled.fleet.keys import name_of
+from mptcp_throttled.fleet.keys import PROXIES, name_of
 from mptcp_throttled.fleet.long_values import LongValues
 from mptcp_throttled.fleet.refusals import Refusals
 from mptcp_throttled.fleet.reports import Report, Reports
@@ -232,12 +232,21 @@ class FleetThread(threading.Thread):
             raise
 
     def _read_known(self, exchange: Exchange, now: float) -> ReadReports:
+        self._long_values.forget(now)
+        known = (*self._known,)
+        readable = self._long_values.readable(PROXIES, known)
         try:
-            return exchange.reports_of((*self._known,))
+            read = exchange.reports_of(readable)
         except ExchangeError as error:
-            if error.name is not None:
+            if error.name is not None and error.field is None:
                 self._known_again_at = now + REFUSED_SECONDS
+            elif error.field is not None:
+                # This proxy reports again with the next connection.
+                if error.field != self._field:
+                    self._long_values.note(PROXIES, error.field, now)
+                self._refuse(_LIST, [f"has a report of {error.field} that is too long"], now)
             raise
+        return read._replace(unreadable=read.unreadable | ({*known} - {*readable}))
 
     @property
     def _known(self) -> Mapping[str, object]:
