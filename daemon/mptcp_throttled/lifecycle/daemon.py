@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle import systemd
 from mptcp_throttle.config.load import load_again, load_config, load_with_policy
@@ -28,7 +28,7 @@ from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition, MetricsServer
 from mptcp_throttled.answers.view import View
-from mptcp_throttled.control.inbox import Inbox, Message
+from mptcp_throttled.control.inbox import Inbox
 from mptcp_throttled.control.loop import Loop
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.control.running_config import RunningConfig, judge
@@ -40,6 +40,7 @@ from mptcp_throttled.kernel.steering.steering import NoSteering, Steering
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.kernel.watch import Notifications
 from mptcp_throttled.lifecycle.cleanup import release_sockets
+from mptcp_throttled.lifecycle.first_table import wait_for_table
 from mptcp_throttled.lifecycle.kept_link import KeptLink
 from mptcp_throttled.observing.charging import Charging
 from mptcp_throttled.observing.observer import Observer
@@ -60,12 +61,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mptcp-throttled")
 
-_FIRST_TABLE_SECONDS: Final = 1.0
 _SNIFFER_STATUS_SECONDS: Final = 0.5
 _TOP_CLIENTS: Final = 20
 _TOP_CLIENTS_SECONDS: Final = 600.0
-# A table of 50 000 connections takes 5 s; systemd gives a service 90 s to start.
-_LONGEST_FIRST_TABLE_SECONDS: Final = 30.0
 
 
 class Daemon:
@@ -237,7 +235,7 @@ class Daemon:
         # The table may ask for what an earlier instance has left in the kernel.
         with suppress(KernelError):
             loop.adopt(self._kernel.adopt())
-        requests = self._wait_for_table()
+        requests = wait_for_table(self._follower, self._inbox, lambda: self._stopping)
         server = None
         try:
             loop.events.say(started(config))
@@ -314,17 +312,6 @@ class Daemon:
         self._kept.replace(None)
         release_sockets(self._kernel.release_sockets)
         return errors
-
-    def _wait_for_table(self) -> list[Message[Any]]:
-        """Wait for the sniffer's table, or for a second without a part of it; the requests that came until then.
-
-        Without a sniffer, the source says so at once. The wait is bounded: a table may change faster than it is read.
-        """
-        requests, parts, end = [], -1, time.monotonic() + _LONGEST_FIRST_TABLE_SECONDS
-        while self._follower.empty and self._follower.parts > parts and time.monotonic() < end:
-            parts = self._follower.parts
-            requests += self._inbox.wait(_FIRST_TABLE_SECONDS)
-        return requests
 
     def _kernel_changed(self) -> None:
         self._loop.note_kernel_change()
