@@ -352,7 +352,7 @@ class WipedAfterTotals(ModelExchange):
         return added
 
 
-def test_server_that_is_wiped_while_an_idle_proxy_refills_it_is_refilled_again(model: Server) -> None:
+def test_server_that_is_wiped_while_it_is_refilled_has_all_again(model: Server) -> None:
     proxy = Proxy(model, "proxy-0")
     proxy.ledger.carry(CLIENT, 100)
     proxy.run(60.0)
