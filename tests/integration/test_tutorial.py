@@ -134,8 +134,11 @@ def test_tutorial_shows_what_it_says(directory: Path) -> None:
                     answers = [network.ask(request) for request in text.splitlines()]
                     shown = "\n".join(answers)
                     if text.endswith("rates 3\n"):
-                        least, most = next(rates)
-                        assert least < float(answers[-1].split()[0]) < most, shown
+                        (least, most), seen = next(rates), [answers[-1]]
+                        # Beside other tests, what flows in three seconds may be more or less.
+                        while not least < float(seen[-1].split()[0]) < most and len(seen) < 4:
+                            seen.append(network.ask("rates 3"))
+                        assert least < float(seen[-1].split()[0]) < most, seen
                 elif language == "sh" and text.endswith("exit\n"):
                     shell.run(text.removesuffix("exit\n"))
                     assert shell.end() == 0
