@@ -1,8 +1,8 @@
 // A client over time: a panel for each network with its own scale, with what it was throttled to as steps, and one for waiting.
 
-import { svg, whenSized } from "./dom.js";
+import { svg } from "./dom.js";
 import { rate, wait } from "./format.js";
-import { Cursor, path, text, timeAxis, valueAt, valueAxis, valueTicks } from "./plot.js";
+import { Plot, path, text, timeAxis, valueAt, valueAxis, valueTicks } from "./plot.js";
 import { filled } from "./sparkline.js";
 
 const PANEL = 104;
@@ -40,17 +40,7 @@ function waitingOf(rows, resolution) {
   return { resolution, start, held: start.map((at) => sums.get(at)) };
 }
 
-export class Paths {
-  constructor(parent) {
-    this.parent = parent;
-    this.width = 0;
-    this.cursor = new Cursor(parent, (at) => this.read(at));
-    whenSized(parent, (width) => {
-      this.width = width;
-      if (this.asked) this.draw(this.asked);
-    });
-  }
-
+export class Paths extends Plot {
   // `rows`: {name, place, history, steps}.
   draw(asked) {
     this.asked = asked;

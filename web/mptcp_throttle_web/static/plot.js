@@ -1,6 +1,6 @@
 // What all charts over time share: axes, a cursor with a text for the moment under it.
 
-import { element, svg } from "./dom.js";
+import { element, svg, whenSized } from "./dom.js";
 import { moment, offset, tick } from "./format.js";
 
 const STEPS = [1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, 604_800, 1_209_600];
@@ -42,7 +42,7 @@ export function timeAxis({ from, to, x, left, right, floor }) {
 
 // Follows the pointer, and the arrow keys while the chart has the focus. `read` gives the texts for a moment, one for
 // each line. It stays at its moment when the chart is drawn again.
-export class Cursor {
+class Cursor {
   constructor(parent, read) {
     this.parent = parent;
     this.read = read;
@@ -112,4 +112,17 @@ export function valueAt({ start, values }, at) {
     else high = middle;
   }
   return low ? values[low - 1] : null;
+}
+
+// A plot that `draw` draws again whenever its `parent` changes in width; `read` tells what the cursor is at.
+export class Plot {
+  constructor(parent) {
+    this.parent = parent;
+    this.width = 0;
+    this.cursor = new Cursor(parent, (at) => this.read(at));
+    whenSized(parent, (width) => {
+      this.width = width;
+      if (this.asked) this.draw(this.asked);
+    });
+  }
 }

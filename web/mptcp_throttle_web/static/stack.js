@@ -1,8 +1,8 @@
 // The rates of all networks over time as a stack, the most expensive one at the bottom, each named at its end.
 
-import { svg, whenSized } from "./dom.js";
+import { svg } from "./dom.js";
 import { rate } from "./format.js";
-import { Cursor, path, text, timeAxis, valueAt, valueAxis, valueTicks } from "./plot.js";
+import { Plot, path, text, timeAxis, valueAt, valueAxis, valueTicks } from "./plot.js";
 
 const HEIGHT = 232;
 
@@ -21,17 +21,7 @@ function aligned(series, from) {
   return { times, columns };
 }
 
-export class Stack {
-  constructor(parent) {
-    this.parent = parent;
-    this.width = 0;
-    this.cursor = new Cursor(parent, (at) => this.read(at));
-    whenSized(parent, (width) => {
-      this.width = width;
-      if (this.asked) this.draw(this.asked);
-    });
-  }
-
+export class Stack extends Plot {
   // `series`: {name, place, direction, history}, from the bottom upwards.
   draw(asked) {
     this.asked = asked;
