@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from capped_rates import SATURATED
+from capped_path import SATURATED
 from proxy_world import Hosts, hosts
 
 from mptcp_lab.sdn import open_vswitch
