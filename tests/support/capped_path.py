@@ -37,7 +37,7 @@ class _Carried:
     wifi: float
     """What the client received over Wi-Fi, in Mb/s."""
     in_class: float
-    """What the class of the cap sent, as a part of what Ethernet received; below 0 if the class was made anew."""
+    """What the class of the cap sent, as a part of what Ethernet received; below 0 if a new class has replaced it."""
 
 
 def _class_bytes(world: ProxyWorld, cap: Rate) -> int:
