@@ -30,7 +30,14 @@ from mptcp_throttle.config.validation import attempt, is_text, validate
 from mptcp_throttle.config.yaml_file import YamlFile, read_yaml
 from mptcp_throttle.errors import ConfigError
 from mptcp_throttle.network_namespace import Container
-from mptcp_throttle.policy_bundle.kept_policy import KeptPolicy, PolicyDirectory, in_policy, number_of, read_kept
+from mptcp_throttle.policy_bundle.kept_policy import (
+    KeptPolicy,
+    PolicyDirectory,
+    in_policy,
+    number_of,
+    read_kept,
+    require_as_signed,
+)
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import Proxies, Proxy
 
@@ -118,6 +125,8 @@ class _Files:
         )
         networks = None if files is None else attempt(problems, load_networks, files, service_file.path, service)
         loaded = attempt(problems, lambda: load_devices(_device_files(service_file, policy)))
+        if policy is not None:
+            attempt(problems, require_as_signed, policy)
         if problems or service is None or networks is None or loaded is None:
             raise ConfigError(problems)
         proxies = Proxies(_by_name(service))

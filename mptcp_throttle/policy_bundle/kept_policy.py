@@ -18,7 +18,15 @@ from typing import Final
 from mptcp_throttle.config.text_file import read_text_file
 from mptcp_throttle.durable_file import synchronise
 from mptcp_throttle.errors import ConfigError, first_of, shown
-from mptcp_throttle.policy_bundle.bundle import CLIENTS, MAX_TIME, NETWORKS, Bundle, PolicyVersion
+from mptcp_throttle.policy_bundle.bundle import (
+    CLIENTS,
+    MAX_ENCODED,
+    MAX_TIME,
+    NETWORKS,
+    Bundle,
+    PolicyVersion,
+    digest_of,
+)
 
 _CURRENT: Final = "current"
 _STAGED: Final = "staged"
@@ -166,7 +174,10 @@ def number_of(directory: Path) -> int:
 
 
 def read_kept(directory: Path, fleet: str) -> KeptPolicy:
-    """The policy of this fleet in a directory; its other files are not read. Raises ConfigError if it is damaged."""
+    """The policy of this fleet in a directory; `require_as_signed` reads its other files.
+
+    Raises ConfigError if it is damaged.
+    """
     path = directory / _DESCRIPTION
     try:
         document = json.loads(read_text_file(path, _MOST_BYTES))
@@ -182,6 +193,23 @@ def read_kept(directory: Path, fleet: str) -> KeptPolicy:
     except ValueError as error:
         raise ConfigError([f"{path}: {error}"]) from error
     return KeptPolicy(directory, version, fleet, adopted_at)
+
+
+def require_as_signed(policy: KeptPolicy) -> None:
+    """Raise ConfigError unless the files of a policy are those of its digest, all of them and no others."""
+    if _digest_of_files(policy) != policy.version.digest:
+        problem = "digest: is not that of the files beside it; allowed: files as they were signed"
+        raise ConfigError([f"{policy.directory / _DESCRIPTION}: {problem}"])
+
+
+def _digest_of_files(policy: KeptPolicy) -> str | None:
+    """The digest of what is in a policy's directory, but for hidden files, which nothing reads; None: it has none."""
+    folders = (folder for folder in (policy.networks, policy.clients) if folder.exists())
+    try:
+        paths = [path for folder in folders for path in folder.iterdir() if not path.name.startswith(".")]
+        return digest_of({f"{path.parent.name}/{path.name}": read_text_file(path, MAX_ENCODED) for path in paths})
+    except (OSError, ValueError):
+        return None
 
 
 def in_policy(directory: Path, problems: Sequence[str]) -> str:

@@ -586,6 +586,7 @@ class Damage:
             path.write_bytes(self.content)
 
 
+NOT_AS_SIGNED: Final = "policy.json: digest: is not that of the files beside it; allowed: files as they were signed"
 DAMAGES: Final = {
     **{f"description-{n}": Damage("policy.json", text.encode(), "policy.json: ") for n, text in enumerate(DAMAGED)},
     "no description": Damage("policy.json", None, "policy.json: cannot be read: No such file or directory"),
@@ -594,6 +595,14 @@ DAMAGES: Final = {
     "empty": Damage("networks.d/lte.yaml", b"", "networks.d/lte.yaml: is empty; allowed: "),
     "no text": Damage("clients.d/phone.yaml", b"\xff\xfe", "clients.d/phone.yaml: is not UTF-8 text (byte 0)"),
     "device": Damage("clients.d/phone.yaml", b"name: phone\n", "clients.d/phone.yaml:"),
+    "other rate": Damage("networks.d/lte.yaml", LTE.replace("1mbit", "99mbit").encode(), NOT_AS_SIGNED),
+    "other ends of lines": Damage("clients.d/phone.yaml", PHONE.replace("\n", "\r\n").encode(), NOT_AS_SIGNED),
+    "no network": Damage("networks.d/wifi.yaml", None, "networks.d/lte.yaml:4: cap: "),
+    "no device": Damage("clients.d/phone.yaml", None, NOT_AS_SIGNED),
+    "one more network": Damage("networks.d/local.yaml", LOCAL.encode(), NOT_AS_SIGNED),
+    "one more file": Damage("networks.d/lte.txt", b"", NOT_AS_SIGNED),
+    "a name of no policy": Damage("networks.d/lte.yaml~", b"\xff", NOT_AS_SIGNED),
+    "one more without text": Damage("networks.d/lte.txt", b"\xff", NOT_AS_SIGNED),
     "no networks": Damage("networks.d", None, "networks.d: cannot be read: No such file or directory"),
     "no files": Damage("", None, "policy.json: cannot be read: No such file or directory"),
 }
@@ -740,6 +749,33 @@ def test_policy_that_is_damaged_again_at_once_is_tried_each_minute(
     assert (proxy.cap, proxy.reads()) == ("4mbit", 3)
 
 
+def test_file_of_subnets_that_has_changed_is_found(proxy: Proxy) -> None:
+    lte = LTE.replace("subnets: [10.1.0.0/24]", "subnets_file: lte.txt")
+    proxy.publish(bundle(5, **{"networks.d/lte.yaml": lte, "networks.d/lte.txt": "10.1.0.0/24\r\n"}))
+    proxy.step()
+    (proxy.directory / "policy/europe.5/networks.d/lte.txt").write_text("10.1.0.0/16\n")
+    proxy.start()
+    assert proxy.config.policy_problem == f"policy 5: {NOT_AS_SIGNED}; local files are used instead"
+
+
+def test_loss_of_a_file_that_makes_another_one_invalid_is_named_too(proxy: Proxy) -> None:
+    """Without the more preferred network, the cap of the other one is a mistake."""
+    adopted(proxy, 4)
+    DAMAGES["no network"].do(proxy, 4)
+    invalid, not_as_signed = proxy.reload()["problems"]
+    kept = proxy.directory / "policy/europe.4"
+    assert invalid.startswith(f"{kept}/networks.d/lte.yaml:4: cap: ")
+    assert not_as_signed == f"{kept}/{NOT_AS_SIGNED}"
+
+
+def test_hidden_files_beside_those_of_a_policy_are_not_damage(proxy: Proxy) -> None:
+    """An editor leaves them; no policy has one."""
+    adopted(proxy, 4)
+    (proxy.directory / "policy/europe.4/networks.d/.lte.yaml.swp").write_bytes(b"\xff")
+    proxy.start()
+    assert (proxy.cap, proxy.config.policy_problem) == ("4mbit", None)
+
+
 def test_what_is_wrong_with_local_files_is_not_blamed_on_a_policy(proxy: Proxy) -> None:
     adopted(proxy, 4)
     proxy.path.write_text(service_text(proxy.directory, more="log_level: loud\n"))
@@ -755,7 +791,7 @@ def test_policy_and_local_files_that_are_both_damaged_are_both_named(proxy: Prox
     with pytest.raises(ConfigError) as error:
         load_config(proxy.path)
     named = [problem.partition(":")[0] for problem in error.value.problems]
-    paths = "policy/europe.4/networks.d/lte.yaml", "networks.d/local.yaml"
+    paths = "policy/europe.4/networks.d/lte.yaml", "policy/europe.4/policy.json", "networks.d/local.yaml"
     assert named == [str(proxy.directory / path) for path in paths]
 
 
