@@ -10,6 +10,7 @@ import contextlib
 import errno
 import itertools
 import os
+import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Self, TypeVar
@@ -32,6 +33,8 @@ _RECEIVE_BYTES: Final = 2**18  # no datagram is longer: netlink_recvmsg and netl
 _SEND_BYTES: Final = 100_000  # what fits into the send buffer (net.core.wmem_default) with the kernel's overhead
 _SO_SNDBUFFORCE: Final = 32  # include/uapi/asm-generic/socket.h
 _DUMP_ATTEMPTS: Final = 5
+_ANSWER_SECONDS: Final = 5.0
+"""The kernel answers before the call that sends the request returns. What has not come by then was dropped."""
 _DONE: Final = (0, "")  # no error number, no explanation
 
 
@@ -152,7 +155,7 @@ class NetlinkSocket:
             self._socket.send(pack(request.type, flags, sequence, request.payload))
             interrupted = False
             while True:
-                for message in self._receive():
+                for message in self._answer(request.what):
                     if message.sequence != sequence:
                         continue  # the rest of an earlier answer
                     interrupted |= bool(message.flags & netlink.NLM_F_DUMP_INTR)
@@ -203,20 +206,30 @@ class NetlinkSocket:
         self._socket.send(b"".join(packed))
         answers: dict[int, tuple[int, str]] = {}
         while last not in answers:
-            for message in self._receive():
+            for message in self._answer(requests[last].what):
                 if message.type == netlink.NLMSG_ERROR and message.sequence in requests:
                     answers[message.sequence] = status(message)
         return answers
 
-    def _receive(self) -> Iterator[Message]:
-        return messages(self._socket.recv(_RECEIVE_BYTES))
+    def _answer(self, what: str) -> Iterator[Message]:
+        """The next datagram of the kernel's answer."""
+        with contextlib.suppress(BlockingIOError):
+            return self._receive(socket.MSG_DONTWAIT)
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        if not waiting.poll(1000 * _ANSWER_SECONDS):
+            raise KernelError(what, errno.ETIMEDOUT, f"the kernel has not answered for {_ANSWER_SECONDS:g} s")
+        return self._receive()
+
+    def _receive(self, flags: int = 0) -> Iterator[Message]:
+        return messages(self._socket.recv(_RECEIVE_BYTES, flags))
 
     def _received(self) -> list[Message]:
         """What has arrived, without waiting."""
         received: list[Message] = []
         with contextlib.suppress(BlockingIOError):
             while True:
-                received += messages(self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT))
+                received += self._receive(socket.MSG_DONTWAIT)
         return received
 
     def _bind(self, groups: int) -> None:

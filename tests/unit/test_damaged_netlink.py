@@ -7,8 +7,9 @@ The messages are recorded ones (tests/fuzz/record_netlink.py).
 from __future__ import annotations
 
 import errno
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
@@ -65,9 +66,10 @@ def recorded(name: str) -> bytes:
 class RecordedKernel:
     """In place of all netlink sockets: answers each request with the next of `answers`. What comes late is lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, event: int) -> None:
         self.answers: list[bytes] = []
         self.arrived: list[bytes] = []
+        self._event = event
 
     def __call__(self, *_: object) -> Self:
         return self
@@ -80,6 +82,10 @@ class RecordedKernel:
         if not self.arrived:
             raise BlockingIOError(errno.EAGAIN, "")
         return self.arrived.pop(0)
+
+    def fileno(self) -> int:
+        """Never readable."""
+        return self._event
 
     def close(self) -> None:
         self.arrived.clear()
@@ -96,14 +102,17 @@ class RecordedKernel:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> RecordedKernel:
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedKernel]:
     """All requests have the sequence number 1."""
-    kernel = RecordedKernel()
+    event = os.eventfd(0)
+    kernel = RecordedKernel(event)
     monkeypatch.setattr(socket, "socket", kernel)
     monkeypatch.setattr(netlink_socket, "itertools", SimpleNamespace(count=repeat))
     monkeypatch.setattr(tc, "IPRoute", lambda **_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(netlink_socket, "_ANSWER_SECONDS", 0.0)
     monkeypatch.setattr(kernel_list, "missing_capabilities", lambda **_: [])
-    return kernel
+    yield kernel
+    os.close(event)
 
 
 def check_reading(kernel: RecordedKernel, names: list[str], read: Callable[[], object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from struct import pack as pack_struct
@@ -21,9 +22,12 @@ from pyroute2.netlink import (
     NLMSG_DONE,
     NLMSG_ERROR,
 )
+from pyroute2.netlink.rtnl import RTM_GETLINK
 
 from mptcp_sniffer import kernel_list
 from mptcp_sniffer.kernel_list import KernelListUnavailable, list_subflows
+from mptcp_throttle.linux import netlink_socket
+from mptcp_throttle.linux.cbpf import RET, Line, assemble
 from mptcp_throttle.linux.inet_diag import ESTABLISHED, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, nested, pack, status
@@ -172,6 +176,46 @@ def test_dump_with_a_message_of_length_zero_is_refused(answer: Answer) -> None:
     with pytest.raises(KernelError, match="EBADMSG"):
         netlink.dump(DUMP)
     assert netlink.dump(DUMP) == [b"two "]
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[NetlinkSocket]:
+    """A true socket that no answer of the kernel reaches: its filter drops all."""
+    monkeypatch.setattr(netlink_socket, "_ANSWER_SECONDS", 0.1)
+    with NetlinkSocket(socket.NETLINK_ROUTE, program=assemble([Line(RET, 0)])) as opened:
+        yield opened
+
+
+LINKS: Final = Request("ip link show", RTM_GETLINK, 0, bytes(16))  # struct ifinfomsg
+NO_ANSWER: Final = "ip link show: ETIMEDOUT (the kernel has not answered for 0.1 s)"
+
+
+def test_dump_without_an_answer_ends(silent: NetlinkSocket) -> None:
+    with pytest.raises(KernelError) as refusal:
+        silent.dump(LINKS)
+    assert str(refusal.value) == NO_ANSWER
+    with pytest.raises(KernelError):
+        silent.get(LINKS)
+
+
+def test_changes_without_an_answer_are_refused(silent: NetlinkSocket) -> None:
+    refusals = silent.carry_out([LINKS, LINKS])
+    assert [str(refusal) for refusal in refusals] == [NO_ANSWER] * 2
+
+
+def test_answer_that_comes_late_is_waited_for(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = answer(listing(b"one"))
+    netlink, receive, waits = NetlinkSocket(socket.NETLINK_ROUTE), fake.recv, iter([True])
+
+    def receive_late(size: int, flags: int = 0) -> bytes:
+        if next(waits, False):
+            raise BlockingIOError
+        return receive(size, flags)
+
+    monkeypatch.setattr(fake, "recv", receive_late)
+    with open(os.devnull, "rb") as readable:
+        monkeypatch.setattr(fake, "fileno", readable.fileno, raising=False)
+        assert netlink.dump(DUMP) == [b"one"]
 
 
 def test_payloads_of_all_datagrams_are_returned_and_streamed_as_they_come(answer: Answer) -> None:
