@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from functools import cache
 from struct import Struct, calcsize
-from typing import Annotated, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Final, NamedTuple, TypeVar, get_type_hints
 
 U8 = Annotated[int, "B"]
 U16 = Annotated[int, "H"]
 S16 = Annotated[int, "h"]
 U32 = Annotated[int, "I"]
 U64 = Annotated[int, "Q"]
+MAX_U32: Final = 0xFFFF_FFFF
 
 _Layout = TypeVar("_Layout", bound=NamedTuple)
 

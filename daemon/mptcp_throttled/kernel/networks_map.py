@@ -7,7 +7,7 @@ from ipaddress import IPv4Network
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from mptcp_throttle.linux.c_layout import pack
+from mptcp_throttle.linux.c_layout import MAX_U32, pack
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import AccessNetwork, Network, RateKind
 from mptcp_throttle.proxies import Proxies, networks_of
@@ -18,12 +18,11 @@ from mptcp_throttled.vocabulary.kernel_plan import payload_pace
 _IPV4: Final = IPv4Network("0.0.0.0/0")
 _IPV4_MAPPED_BITS: Final = 96
 _PROXY_BITS: Final = 32
-_MAX_U32: Final = 0xFFFF_FFFF
-_MAX_PACE: Final = _MAX_U32 - 1  # the next one is UNLIMITED (bpf/socket.h)
+_MAX_PACE: Final = MAX_U32 - 1  # the next one is UNLIMITED (bpf/socket.h)
 _SLOW_CAPS: Final = 4  # bpf/steering.bpf.c
 # What a preferred path has queued when its rate falls keeps the connection waiting, however much others may carry.
 _SLOW_OVERFLOWS: Final = 10
-_NO_PREFERENCE: Final = _MAX_U32
+_NO_PREFERENCE: Final = MAX_U32
 _NO_NETWORK: Final = pack(
     program_layout.Network(_NO_PREFERENCE, pace=0, provisional_ns=0, limited=False, steered=False)
 )
@@ -121,7 +120,7 @@ def _slow_rate(network: AccessNetwork, networks: Sequence[AccessNetwork]) -> int
         for factor, rate in ((_SLOW_CAPS, each.rates.get(RateKind.CAP)), (_SLOW_OVERFLOWS, each.overflow))
         if rate is not None
     ]
-    return min(max(rates, default=0), _MAX_U32)
+    return min(max(rates, default=0), MAX_U32)
 
 
 def _network(proxy: int, network: AccessNetwork, networks: Sequence[AccessNetwork], *, steered: bool) -> bytes:
@@ -136,9 +135,9 @@ def _network(proxy: int, network: AccessNetwork, networks: Sequence[AccessNetwor
             provisional_ns,
             is_limited,
             steered,
-            max_rtt_us=min(round((healthy.rtt or 0) * 1e6), _MAX_U32),
+            max_rtt_us=min(round((healthy.rtt or 0) * 1e6), MAX_U32),
             max_loss=round((healthy.loss or 0) * 1000),
-            min_rate=0 if healthy.rate is None else min(healthy.rate.bytes_per_second, _MAX_U32),
+            min_rate=0 if healthy.rate is None else min(healthy.rate.bytes_per_second, MAX_U32),
             slow_rate=_slow_rate(network, networks),
             proxy=proxy,
             has_budgets=bool(network.all_budgets),

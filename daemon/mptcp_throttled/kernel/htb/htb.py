@@ -10,7 +10,7 @@ from typing import Annotated, Final, NamedTuple
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.linux import cbpf
-from mptcp_throttle.linux.c_layout import S16, U8, U16, U32, pack, size_of, unpack
+from mptcp_throttle.linux.c_layout import MAX_U32, S16, U8, U16, U32, pack, size_of, unpack
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, encode, jump_by_port
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.units import Rate
@@ -43,7 +43,6 @@ _TCA_HTB_RATE64: Final = 6
 _TCA_HTB_CEIL64: Final = 7
 _WIDE: Final = _TCA_HTB_RATE64, _TCA_HTB_CEIL64
 _RATE64: Final = Struct("Q")
-_MAX_U32: Final = 0xFFFF_FFFF
 _LINKLAYER_ETHERNET: Final = 1  # without a link layer, the kernel demands a rate table
 _TICK_NANOSECONDS: Final = 64  # include/net/pkt_sched.h, PSCHED_SHIFT
 
@@ -102,10 +101,10 @@ def default_minor_of(qdisc: Qdisc) -> int:
 def class_options(rate: Rate) -> bytes:
     """TCA_OPTIONS of a class whose ceil is its rate: it never borrows."""
     rate_bytes = rate.bytes_per_second
-    spec = pack(_RateSpec(0, _LINKLAYER_ETHERNET, overhead=0, cell_align=0, mpu=0, rate=min(rate_bytes, _MAX_U32)))
+    spec = pack(_RateSpec(0, _LINKLAYER_ETHERNET, overhead=0, cell_align=0, mpu=0, rate=min(rate_bytes, MAX_U32)))
     ticks = _ticks(rate)
     options = attribute(_TCA_HTB_PARMS, pack(_HtbOpt(spec, spec, ticks, ticks, quantum_bytes(rate), level=0, prio=0)))
-    if rate_bytes <= _MAX_U32:
+    if rate_bytes <= MAX_U32:
         return options
     wide = _RATE64.pack(rate_bytes)
     return options + attribute(_TCA_HTB_RATE64, wide) + attribute(_TCA_HTB_CEIL64, wide)

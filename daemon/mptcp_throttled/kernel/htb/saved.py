@@ -19,6 +19,7 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from mptcp_throttle.durable_file import write_atomically
 from mptcp_throttle.errors import listed
+from mptcp_throttle.linux.c_layout import MAX_U32
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_codec import attribute, attributes
 from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
@@ -28,7 +29,6 @@ from mptcp_throttled.vocabulary.class_ids import MAJOR, format_handle
 
 _FORMAT_VERSION: Final = 1
 _MAX_NAMED: Final = 3
-_MAX_U32: Final = 0xFFFF_FFFF
 _MICROSECONDS: Final = Struct("=I")
 _ROUNDED: Final = {"codel": (1024, {1, 3, 5}), "fq_codel": (1024, {1, 3, 7}), "pie": (64, {1})}
 """Kinds that count times in units of so many nanoseconds (include/net/codel.h, include/net/pkt_sched.h); which options
@@ -83,7 +83,7 @@ def request_for(saved: Qdisc) -> Qdisc:
     for type_ in options.keys() & times:
         if len(options[type_]) == _MICROSECONDS.size:
             (shown,) = _MICROSECONDS.unpack(options[type_])
-            options[type_] = _MICROSECONDS.pack(min(shown + bool(shown * 1000 % unit), _MAX_U32))
+            options[type_] = _MICROSECONDS.pack(min(shown + bool(shown * 1000 % unit), MAX_U32))
     return saved._replace(options=b"".join(attribute(type_, payload) for type_, payload in options.items()))
 
 
@@ -180,6 +180,6 @@ def _decode(data: dict[str, object]) -> Qdisc:
         int(str(data["parent"])),
         None if options is None else bytes.fromhex(str(options)),
     )
-    if not (qdisc.kind.isascii() and 0 <= qdisc.handle <= _MAX_U32 and 0 <= qdisc.parent <= _MAX_U32):
+    if not (qdisc.kind.isascii() and 0 <= qdisc.handle <= MAX_U32 and 0 <= qdisc.parent <= MAX_U32):
         raise ValueError(f"{_name(qdisc)} cannot be a qdisc")
     return qdisc
