@@ -1,7 +1,7 @@
 """Encodes and decodes netlink messages and their attributes (include/uapi/linux/netlink.h).
 
-For the messages of a JOIN, a full reconcile and a restart, for notifications and for MPTCP events; all others go
-through pyroute2, which takes some ten times as long: docs/explanation/own-code.md has the figures.
+For tc and nftables, lists of sockets, notifications and MPTCP events; all others go through pyroute2, which takes some
+ten times as long: docs/explanation/own-code.md has the figures.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from mptcp_throttled.accounting.history import Account, History, Kind
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore, request_for
 from mptcp_throttled.kernel.interfaces import Interface
-from mptcp_throttled.kernel.tc import Qdisc, qdisc_message
+from mptcp_throttled.kernel.tc import Qdisc, add_qdisc
 from mptcp_throttled.vocabulary.operator import Override, Pause
 from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
 
@@ -132,7 +132,7 @@ def test_record_of_a_qdisc_is_used_or_ignored(tmp_path: Path) -> None:
         path.write_bytes(data)
         saved = records.load(2)
         for qdisc in () if saved is None else saved.qdiscs:
-            qdisc_message(Interface(2, "eth0"), request_for(qdisc), replace=True).encode()
+            assert add_qdisc(Interface(2, "eth0"), request_for(qdisc), replace=True).payload
 
     mutated_bytes.check(use, [path.read_bytes()], JSON)
 

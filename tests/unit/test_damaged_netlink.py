@@ -108,7 +108,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedKernel]:
     kernel = RecordedKernel(event)
     monkeypatch.setattr(socket, "socket", kernel)
     monkeypatch.setattr(netlink_socket, "itertools", SimpleNamespace(count=repeat))
-    monkeypatch.setattr(tc, "IPRoute", lambda **_: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(netlink_socket, "_ANSWER_SECONDS", 0.0)
     monkeypatch.setattr(kernel_list, "missing_capabilities", lambda **_: [])
     yield kernel

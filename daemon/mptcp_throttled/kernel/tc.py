@@ -1,10 +1,7 @@
 """tc messages: qdiscs, filters and HTB classes.
 
-What a JOIN, a full reconcile or a restart needs goes through our own netlink code (docs/explanation/own-code.md has the
-figures). pyroute2 does what is rare: it swaps the root qdiscs, and deletes filters.
-
-Options travel as raw bytes: a qdisc that we replace must be restored exactly as it was, and pyroute2 decodes neither
-all kinds nor classic BPF.
+They go through our own netlink code: docs/explanation/own-code.md has the figures. Options travel as raw bytes: a qdisc
+that we replace must be restored exactly as it was, and pyroute2 decodes neither all kinds nor classic BPF.
 """
 
 from __future__ import annotations
@@ -15,12 +12,10 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from pyroute2 import IPRoute
-from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, nlmsg, rtnl
+from pyroute2.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, rtnl
 from pyroute2.netlink.rtnl import TC_H_ROOT
-from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors, netlink_call
+from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, text
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket, Request
 from mptcp_throttle.units import Rate
@@ -76,43 +71,20 @@ class Filter(NamedTuple):
     options: bytes | None
 
 
-class _QdiscMessage(nlmsg):  # type: ignore[misc]
-    """A qdisc whose options are bytes, of whatever kind it is.
-
-    It is no subclass of tcmsg: pyroute2 gives a subclass the attributes of a class that was used before it.
-    """
-
-    fields = tcmsg.fields
-    nla_map = (("TCA_UNSPEC", "none"), ("TCA_KIND", "asciiz"), ("TCA_OPTIONS", "cdata"))
-
-
-def qdisc_message(interface: Interface, qdisc: Qdisc, *, replace: bool) -> nlmsg:
-    """The message to add a qdisc, or to `replace` the one at its parent, for pyroute2."""
-    message = _QdiscMessage()
-    message["header"]["type"] = rtnl.RTM_NEWQDISC
-    message["header"]["flags"] = NLM_F_REQUEST | NLM_F_ACK | (_REPLACE if replace else _NEW)
-    message["index"], message["handle"], message["parent"] = interface.index, qdisc.handle, qdisc.parent
-    options = [] if qdisc.options is None else [("TCA_OPTIONS", qdisc.options)]
-    message["attrs"] = [("TCA_KIND", qdisc.kind), *options]
-    return message
-
-
 class TrafficControl:
     """tc of this network namespace. All methods raise KernelError."""
 
     def __init__(self) -> None:
-        self._ip = IPRoute(ext_ack=True)
         self._socket = NetlinkSocket(socket.NETLINK_ROUTE)
 
     def close(self) -> None:
-        """Close the netlink sockets."""
-        self._ip.close()
+        """Close the netlink socket."""
         self._socket.close()
 
     @property
     def ports(self) -> frozenset[int]:
         """The netlink ports (nlmsg_pid) of our requests: notifications of our own changes carry them."""
-        return frozenset({int(self._ip.status["epid"]), self._socket.port})
+        return frozenset({self._socket.port})
 
     def qdiscs(self) -> dict[int, list[Qdisc]]:
         """The qdiscs of all interfaces, by interface index."""
@@ -125,8 +97,7 @@ class TrafficControl:
 
     def add_qdisc(self, interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> None:
         """Add a qdisc, or `replace` the one at its parent."""
-        with netlink_call(_describe_new(interface, qdisc, replace=replace)):
-            self._ip.nlm_request_batch([qdisc_message(interface, qdisc, replace=replace)])
+        self._carry_out(add_qdisc(interface, qdisc, replace=replace))
 
     def delete_qdisc(self, interface: Interface, qdisc: Qdisc) -> None:
         """Delete a qdisc; the kernel attaches its default if it is the root, and refuses if another one is there."""
@@ -154,8 +125,8 @@ class TrafficControl:
 
     def delete_filters(self, interface: Interface, parent: int) -> None:
         """Delete all filters of a qdisc."""
-        with netlink_call(f"tc filter del dev {interface.name} parent {format_handle(parent)}"):
-            self._ip.tc("del-filter", index=interface.index, parent=parent)
+        what = f"tc filter del dev {interface.name} parent {format_handle(parent)}"
+        self._carry_out(tc_request(what, rtnl.RTM_DELTFILTER, 0, interface.index, 0, parent))
 
     def htb_classes(self, interface: Interface) -> dict[int, bytes]:
         """The payload of TCA_OPTIONS of each HTB class of an interface, by class id."""
@@ -171,7 +142,6 @@ class TrafficControl:
         """Whether the kernel has this kind of qdisc; nothing is changed.
 
         For a request without options qdisc_create (net/sched/sch_api.c) loads the module of the kind, then HTB refuses.
-        pyroute2's `tc()` always sends options.
         """
         body = _kind_and_options(kind, None)
         what = f"look for qdisc {kind}"
@@ -225,13 +195,10 @@ def delete_class(interface: Interface, classid: int) -> Request:
 
 def add_qdisc(interface: Interface, qdisc: Qdisc, *, replace: bool = False) -> Request:
     """Add a qdisc, or `replace` the one at its parent, together with other changes."""
-    what, flags = _describe_new(interface, qdisc, replace=replace), _REPLACE if replace else _NEW
+    what = f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"
+    flags = _REPLACE if replace else _NEW
     body = _kind_and_options(qdisc.kind, qdisc.options)
     return tc_request(what, rtnl.RTM_NEWQDISC, flags, interface.index, qdisc.handle, qdisc.parent, body=body)
-
-
-def _describe_new(interface: Interface, qdisc: Qdisc, *, replace: bool) -> str:
-    return f"tc qdisc {'replace' if replace else 'add'} dev {interface.name} {qdisc.kind}"
 
 
 def _filter_request(verb: str, type_: int, flags: int, interface: Interface, parent: int, filter_: Filter) -> Request:
