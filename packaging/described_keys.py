@@ -14,13 +14,8 @@ from pydantic import ValidationError
 from commented_yaml import Entry, Setting, parse
 from markdown_text import code, prose, with_named_units
 from mptcp_throttle.config.changes import services_to_restart
-from mptcp_throttle.config.schema import (
-    DeviceFile,
-    NetworkFile,
-    ReplacingRatesSection,
-    ReplacingUplinkSection,
-    ServiceFile,
-)
+from mptcp_throttle.config.network_schema import DeviceFile, NetworkFile, ReplacingRatesSection, ReplacingUplinkSection
+from mptcp_throttle.config.schema import ServiceFile
 from mptcp_throttle.config.validation import Section
 from mptcp_throttle.rpc import Json
 

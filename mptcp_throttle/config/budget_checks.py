@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mptcp_throttle.config.schema import PeriodSection
+from mptcp_throttle.config.network_schema import PeriodSection
 from mptcp_throttle.config.yaml_file import KeyPath, YamlFile
 from mptcp_throttle.model import Budget, Every
 from mptcp_throttle.units import format_share

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Final
 
-from mptcp_throttle.config.schema import RATE_KEYS, Config
+from mptcp_throttle.config.network_schema import RATE_KEYS
+from mptcp_throttle.config.schema import Config
 from mptcp_throttle.config.yaml_file import dotted
 from mptcp_throttle.devices import alone, shown_prefix
 from mptcp_throttle.model import AccessNetwork, Device, Network

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mptcp_throttle.config.budget_checks import budget_problems, period_problems, stage_key
-from mptcp_throttle.config.schema import RATE_KEYS, DeviceFile
+from mptcp_throttle.config.network_schema import RATE_KEYS, DeviceFile
 from mptcp_throttle.config.validation import validate
 from mptcp_throttle.config.yaml_file import YamlFile, parse_yaml, read_yaml_text
 from mptcp_throttle.devices import shown_prefix

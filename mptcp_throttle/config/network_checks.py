@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from mptcp_throttle.config.budget_checks import budget_problems, stage_key
-from mptcp_throttle.config.schema import RATE_KEYS, ServiceFile
+from mptcp_throttle.config.network_schema import RATE_KEYS
+from mptcp_throttle.config.schema import ServiceFile
 from mptcp_throttle.config.service_checks import KERNEL_PROGRAM, has_kernel_program
 from mptcp_throttle.config.yaml_file import KeyPath, YamlFile
 from mptcp_throttle.model import AccessNetwork, Direction, Per, RateKind, Stage

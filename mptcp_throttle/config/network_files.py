@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 
 from mptcp_throttle.config.budget_checks import period_problems
 from mptcp_throttle.config.network_checks import all_rates, impossible_rules, network_problems
-from mptcp_throttle.config.schema import NetworkFile, ServiceFile
+from mptcp_throttle.config.network_schema import NetworkFile
+from mptcp_throttle.config.schema import ServiceFile
 from mptcp_throttle.config.subnets import read_subnets
 from mptcp_throttle.config.validation import attempt, is_text, validate
 from mptcp_throttle.config.yaml_file import YamlFile, read_yaml

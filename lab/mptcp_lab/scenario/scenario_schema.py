@@ -15,8 +15,8 @@ from mptcp_lab.port import Port
 from mptcp_lab.scenario.quantities import Amount, ClockText, Moment, MomentText, Percent, Queue, QueueText, number
 from mptcp_lab.scenario.seed_section import Cited, EffectSection, SeedSection, Text
 from mptcp_lab.servers import ServerKind
-from mptcp_throttle.config.schema import BudgetSection, Burst, RatesSection, ReplacingRatesSection
-from mptcp_throttle.config.schema import WindowSection as ScheduleSection
+from mptcp_throttle.config.network_schema import BudgetSection, Burst, RatesSection, ReplacingRatesSection
+from mptcp_throttle.config.network_schema import WindowSection as ScheduleSection
 from mptcp_throttle.config.validation import (
     DurationText,
     Flag,
