@@ -11,7 +11,8 @@ from axe_playwright_python.sync_playwright import Axe
 from page_in_browser import PageInBrowser, bits_per_second, violations
 from polling import eventually
 
-from mptcp_throttled.accounting.history import Account, History, Kind
+from mptcp_throttled.accounting.history import History
+from mptcp_throttled.accounting.history_rows import Account, Kind
 from mptcp_throttled.vocabulary.traffic import Traffic
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from worlds import ManualClock
 
 from mptcp_throttle.model import FourTuple, Token
 from mptcp_throttled.accounting.accounts import SETTLE_SECONDS, Accounts
-from mptcp_throttled.accounting.history import Account, History, Kind
+from mptcp_throttled.accounting.history import History
+from mptcp_throttled.accounting.history_rows import Account, Kind
 from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.vocabulary.observation import SocketState
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, SteeredTotals, Traffic

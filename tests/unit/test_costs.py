@@ -14,7 +14,7 @@ from loops import snapshot_of
 
 from mptcp_throttle.model import Devices, NamedClient, Token
 from mptcp_throttled.accounting.control_group import KEPT_DAYS, ComparedGroups, Comparison, DaySums
-from mptcp_throttled.accounting.history import HourOfWaiting
+from mptcp_throttled.accounting.history_rows import HourOfWaiting
 from mptcp_throttled.answers.costs import saved_since, savings, waiting
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.observing.enforcement import Enforcement

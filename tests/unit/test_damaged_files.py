@@ -18,7 +18,8 @@ from mptcp_throttle.policy_bundle.bundle import Bundle
 from mptcp_throttle.policy_bundle.kept_policy import PolicyDirectory, read_kept
 from mptcp_throttle.policy_bundle.published import Announcement
 from mptcp_throttle.units import Rate
-from mptcp_throttled.accounting.history import Account, History, Kind
+from mptcp_throttled.accounting.history import History
+from mptcp_throttled.accounting.history_rows import Account, Kind
 from mptcp_throttled.control.operator_state import OperatorStore
 from mptcp_throttled.kernel.htb.saved import SavedQdiscs, SavedQdiscStore, request_for
 from mptcp_throttled.kernel.interfaces import Interface

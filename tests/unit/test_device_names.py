@@ -34,7 +34,8 @@ from mptcp_throttle.rpc.wire import Order
 from mptcp_throttle.units import Rate
 from mptcp_throttle_web.hiding import Hider
 from mptcp_throttled.accounting.accounts import Accounts
-from mptcp_throttled.accounting.history import Account, History, Kind
+from mptcp_throttled.accounting.history import History
+from mptcp_throttled.accounting.history_rows import Account, Kind
 from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.accounting.requested_accounts import requested_accounts, requested_path
 from mptcp_throttled.answers import budgets, status

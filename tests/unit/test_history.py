@@ -19,12 +19,11 @@ from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import ONE_PROXY, Proxies, Proxy
 from mptcp_throttled.accounting import history as module
 from mptcp_throttled.accounting.control_group import DaySums
-from mptcp_throttled.accounting.history import (
+from mptcp_throttled.accounting.history import Counted, History
+from mptcp_throttled.accounting.history_rows import (
     KEPT,
     Account,
     ClientSums,
-    Counted,
-    History,
     HourOfWaiting,
     Kind,
     resolution_for,

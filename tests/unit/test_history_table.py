@@ -8,7 +8,7 @@ import pytest
 
 from mptcp_throttle.cli import tables
 from mptcp_throttle.rpc import Json
-from mptcp_throttled.accounting.history import Account, HistoryRow, Kind
+from mptcp_throttled.accounting.history_rows import Account, HistoryRow, Kind
 from mptcp_throttled.answers.status import history
 from mptcp_throttled.vocabulary.traffic import Traffic
 

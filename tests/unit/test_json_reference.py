@@ -40,7 +40,8 @@ from mptcp_throttle.units import Rate
 from mptcp_throttle.when import When
 from mptcp_throttled.accounting.accounts import Accounts, NetworkAccounts
 from mptcp_throttled.accounting.control_group import ComparedGroups, DaySums, GroupSums
-from mptcp_throttled.accounting.history import Account, History, Kind
+from mptcp_throttled.accounting.history import History
+from mptcp_throttled.accounting.history_rows import Account, Kind
 from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.view import View

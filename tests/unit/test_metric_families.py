@@ -21,7 +21,7 @@ from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.accounting.budget_account import BudgetTotals
 from mptcp_throttled.accounting.control_group import ComparedGroups, GroupSums
-from mptcp_throttled.accounting.history import ClientSums
+from mptcp_throttled.accounting.history_rows import ClientSums
 from mptcp_throttled.answers.metrics.families import MetricFamilies
 from mptcp_throttled.answers.metrics.server import Exposition
 from mptcp_throttled.answers.view import View

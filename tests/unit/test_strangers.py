@@ -22,7 +22,8 @@ from mptcp_throttle_web.hiding import Hider
 from mptcp_throttle_web.questions import EXPORTS, KINDS, Question
 from mptcp_throttle_web.tables import TABLES, as_json
 from mptcp_throttled.accounting.accounts import Accounts
-from mptcp_throttled.accounting.history import Account, History, Kind
+from mptcp_throttled.accounting.history import History
+from mptcp_throttled.accounting.history_rows import Account, Kind
 from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.view import View

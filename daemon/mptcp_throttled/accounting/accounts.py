@@ -14,7 +14,8 @@ from mptcp_throttle.model import AccessNetwork, Address, FourTuple
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import ONE_PROXY, Proxies
 from mptcp_throttled.accounting.budget_account import BudgetTotals, BudgetUse
-from mptcp_throttled.accounting.history import FLUSH_SECONDS, Account, History, Kind
+from mptcp_throttled.accounting.history import FLUSH_SECONDS, History
+from mptcp_throttled.accounting.history_rows import Account, Kind
 from mptcp_throttled.accounting.ledger import Carried, Ledger
 from mptcp_throttled.accounting.meter import LiveSubflow, Meter, Metered
 from mptcp_throttled.accounting.sharing import PORTION

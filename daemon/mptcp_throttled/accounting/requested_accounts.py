@@ -8,7 +8,7 @@ from mptcp_throttle.config.subnets import parse_address
 from mptcp_throttle.errors import UserError, shown
 from mptcp_throttle.model import AccessNetwork
 from mptcp_throttle.proxies import Proxies
-from mptcp_throttled.accounting.history import Account, Kind
+from mptcp_throttled.accounting.history_rows import Account, Kind
 from mptcp_throttled.vocabulary.locator import Locators
 
 

@@ -16,7 +16,8 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttle.rpc import Json
 from mptcp_throttle.rpc.wire import ClientOrder
 from mptcp_throttled.accounting.accounts import Accounts
-from mptcp_throttled.accounting.history import History, HourOfWaiting, resolution_for, summed
+from mptcp_throttled.accounting.history import History
+from mptcp_throttled.accounting.history_rows import HourOfWaiting, resolution_for, summed
 from mptcp_throttled.accounting.ledger import Choice
 from mptcp_throttled.accounting.requested_accounts import requested_accounts, requested_path
 from mptcp_throttled.answers import budgets as budget_answers

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mptcp_throttle.model import AccessNetwork
     from mptcp_throttle.rpc import Json
     from mptcp_throttled.accounting.control_group import ByDay, GroupSums
-    from mptcp_throttled.accounting.history import HourOfWaiting
+    from mptcp_throttled.accounting.history_rows import HourOfWaiting
     from mptcp_throttled.answers.view import View
 
 _HOUR: Final = 3600

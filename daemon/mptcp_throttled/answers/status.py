@@ -16,7 +16,7 @@ from mptcp_throttle.rpc.wire import encode_subflow
 from mptcp_throttle.units import Rate
 from mptcp_throttled.accounting.accounts import NetworkAccounts
 from mptcp_throttled.accounting.control_group import MIN_CONNECTIONS, ComparedGroups, GroupSums, Interval
-from mptcp_throttled.accounting.history import Account, HistoryRow
+from mptcp_throttled.accounting.history_rows import Account, HistoryRow
 from mptcp_throttled.answers.subflow_counts import SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.vocabulary.class_ids import classid, format_classid

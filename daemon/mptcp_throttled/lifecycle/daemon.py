@@ -22,7 +22,8 @@ from mptcp_throttle.systemd import Watchdog
 from mptcp_throttled.accounting.accounts import Accounts
 from mptcp_throttled.accounting.boot import boot_identifier
 from mptcp_throttled.accounting.control_group import Comparison
-from mptcp_throttled.accounting.history import ClientSums, History
+from mptcp_throttled.accounting.history import History
+from mptcp_throttled.accounting.history_rows import ClientSums
 from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.answers.api import Api
 from mptcp_throttled.answers.metrics.families import MetricFamilies

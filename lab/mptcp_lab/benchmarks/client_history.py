@@ -15,7 +15,8 @@ from statistics import median
 from typing import Final
 
 from mptcp_lab.benchmarks.measure import command_line, write_json
-from mptcp_throttled.accounting.history import KEPT, Account, History, Kind
+from mptcp_throttled.accounting.history import History
+from mptcp_throttled.accounting.history_rows import KEPT, Account, Kind
 from mptcp_throttled.vocabulary.traffic import Traffic
 
 _FIRST: Final = IPv4Address("10.0.0.1")

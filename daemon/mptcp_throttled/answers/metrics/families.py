@@ -22,7 +22,7 @@ from mptcp_throttle.rpc import Json, RpcError
 from mptcp_throttled.accounting.accounts import RTT_BOUNDS, NetworkAccounts
 from mptcp_throttled.accounting.budget_account import BudgetTotals
 from mptcp_throttled.accounting.control_group import ComparedGroups
-from mptcp_throttled.accounting.history import ClientSums
+from mptcp_throttled.accounting.history_rows import ClientSums
 from mptcp_throttled.answers.subflow_counts import STATES, UPLINK_STATES, CountedSubflows, SubflowCounts
 from mptcp_throttled.answers.view import View
 from mptcp_throttled.control.running_config import RunningConfig
