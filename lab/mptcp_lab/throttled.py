@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptcp_lab import oracle
-from mptcp_lab.marks import SHOW_MARKS, parse_marks
+from mptcp_lab.class_assignments import SHOW_ASSIGNMENTS, parse_assignments
 from mptcp_lab.squid import PORT
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # One process instead of four: tests poll this.
 _SHOW: Final = f"""\
-{SHOW_MARKS}
+{SHOW_ASSIGNMENTS}
 echo ---
 tc class show dev eth0
 tc filter show dev eth0 parent 4d50: 2>&1
@@ -44,7 +44,7 @@ def throttled(proxy: Host) -> dict[Client, int]:
     rates = {int(minor, 16): int(number) * _UNITS[unit] for minor, number, unit in _CLASS.findall(qdisc)}
     rates_of_clients = {
         Client(m.client, m.client_port): rates.get(m.minor, _UNLIMITED)
-        for m in parse_marks(shown)
+        for m in parse_assignments(shown)
         if not m.mask or " bpf " in qdisc
     }
     return {client: rate for client, rate in rates_of_clients.items() if rate < _UNLIMITED}

@@ -31,7 +31,7 @@ def test_attack_from_off_the_path_is_held_off(attack: Attack, site: Site) -> Non
 
 def test_forged_joins_change_nothing(world: ProxyWorld) -> None:
     world.begin_settled()
-    connections, marks = world.services.ask_sniffer("snapshot")["connections"], world.marks()
+    connections, assignments = world.services.ask_sniffer("snapshot")["connections"], world.assignments()
     (victim,) = {subflow.token for subflow in world.services.subflows()}
     guesses = [f"{random.randrange(2**32):08x}" for _ in range(5)]  # noqa: S311
     forger = (sys.executable, "-m", "mptcp_lab.adversary.forger", "joins", str(world.lab.proxy_address(4)), str(PORT))
@@ -43,7 +43,7 @@ def test_forged_joins_change_nothing(world: ProxyWorld) -> None:
 
     eventually(lambda: counted() == (5, 1), "counted", seen=counted)
     assert world.services.ask_sniffer("snapshot")["connections"] == connections
-    assert world.marks() == marks
+    assert world.assignments() == assignments
 
 
 def test_end_of_the_preferred_path_by_a_reset_lifts_the_cap_at_once(world: ProxyWorld) -> None:

@@ -295,7 +295,7 @@ def test_subflow_on_a_port_of_an_earlier_one_is_no_backup(world: ProxyWorld) -> 
 
 def test_new_subflow_has_the_class_of_another_before_the_daemon_knows_it(world: ProxyWorld) -> None:
     with carried_out(CHURNING, world):
-        eventually(lambda: world.marks() != [], "in a class")
+        eventually(lambda: world.assignments() != [], "in a class")
         with world.daemon.suspended():
             assert receive_rates(world.lab.clients["raw"], SECONDS)["eth0"] < 1.5 * CAP
 

@@ -18,8 +18,8 @@ INSIDE = (
     "tests/integration/test_qdisc_round_trip.py",
     "tests/integration/test_uplink_program.py",
     "tests/integration/test_program_cost.py",
-    "tests/integration/test_marks.py::test_back_end_reads_back_what_it_made_and_changed[nft]",
-    "tests/integration/test_marks.py::test_flush_of_all_nftables_is_counted_and_read",
+    "tests/integration/test_classifiers.py::test_classifier_reads_back_what_it_made_and_changed[nft]",
+    "tests/integration/test_classifiers.py::test_flush_of_all_nftables_is_counted_and_read",
 )
 """Run in one guest per kernel: starting the guest and Python takes longer than the tests."""
 

@@ -10,7 +10,7 @@ import proxy_world
 import pytest
 from polling import eventually
 from port_client import exchange
-from proxy_world import ALL_BACK_ENDS, ethernet_with, receive_rates, send_rates, serving
+from proxy_world import ALL_CLASSIFIERS, ethernet_with, receive_rates, send_rates, serving
 from second_interface import send_small_pulses
 from steered_subflows import are_backups, are_regular, complaints, priorities, subflows_at_proxy
 from test_steered_downloads import CAP, wait_carried, wait_held
@@ -76,14 +76,14 @@ def mixed(request: pytest.FixtureRequest) -> Iterator[Mixed]:
         yield Mixed(built, first, other)
 
 
-@pytest.mark.parametrize("back_end", ALL_BACK_ENDS)
-def test_limit_holds_in_each_ip_version(mixed: Mixed, back_end: str) -> None:
-    with serving(mixed.hosts, LIMITED, {"classifier": back_end}) as world:
+@pytest.mark.parametrize("classifier", ALL_CLASSIFIERS)
+def test_limit_holds_in_each_ip_version(mixed: Mixed, classifier: str) -> None:
+    with serving(mixed.hosts, LIMITED, {"classifier": classifier}) as world:
         client = world.lab.client
         mixed.download()
         mixed.wait_joined(world)
-        eventually(lambda: len(world.marks()) == 2, "both in classes", seen=world.marks)
-        assert {ip_address(mark.client).version for mark in world.marks()} == {4, 6}
+        eventually(lambda: len(world.assignments()) == 2, "both in classes", seen=world.assignments)
+        assert {ip_address(each.client).version for each in world.assignments()} == {4, 6}
 
         def carried() -> bool:
             rates = receive_rates(client, 4)

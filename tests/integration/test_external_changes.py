@@ -131,7 +131,7 @@ def root_qdisc(world: ProxyWorld, interface: str = "eth0") -> str:
 
 
 def is_free(world: ProxyWorld) -> bool:
-    return world.capped() == [] and world.marks() == []
+    return world.capped() == [] and world.assignments() == []
 
 
 def stop_and_compare(world: ProxyWorld) -> None:
@@ -158,8 +158,8 @@ def test_foreign_change_is_repaired_within_2_s(world: ProxyWorld, planned: InKer
 
 @pytest.mark.parametrize("world", ["rules"], indirect=True)
 def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld, planned: InKernel) -> None:
-    (mark,) = world.marks()
-    ends = f"-s {mark.proxy} -d {mark.client} -p tcp --sport {mark.proxy_port} --dport {mark.client_port}"
+    (found,) = world.assignments()
+    ends = f"-s {found.proxy} -d {found.client} -p tcp --sport {found.proxy_port} --dport {found.client_port}"
     rule = f"MPTCP-THROTTLE 1 {ends} -j MARK --set-xmark 0x30000/0xffff0000"
     world.proxy.run("iptables-legacy", "-t", "mangle", "-R", *rule.split())
     # The quick check does not see it: it counts. A full reconcile may come at any moment, so the log is what tells.
@@ -172,8 +172,8 @@ def test_replaced_mark_is_repaired_by_a_full_reconcile(world: ProxyWorld, planne
 
 @pytest.mark.parametrize("world", ["nft"], indirect=True)
 def test_class_that_another_program_gives_a_subflow_is_repaired_at_once(world: ProxyWorld, planned: InKernel) -> None:
-    (mark,) = world.marks()
-    ends = f"{mark.client} . {mark.client_port} . {mark.proxy} . {mark.proxy_port}"
+    (found,) = world.assignments()
+    ends = f"{found.client} . {found.client_port} . {found.proxy} . {found.proxy_port}"
     elements = "element ip mptcp-throttle subflows"
     world.proxy.run("nft", f"delete {elements} {{ {ends} }}; add {elements} {{ {ends} : 1:2 }}")
     # The quick check reads what has changed: it need not wait for a full reconcile.
@@ -256,7 +256,7 @@ def test_interface_recreated_with_another_qdisc_keeps_that_one(own_world: ProxyW
     proxy.ip(UP_AGAIN)
     assert own_world.daemon.stop() == 0
     assert root_qdisc(own_world) == "qdisc noqueue 0: root"
-    assert own_world.marks() == []
+    assert own_world.assignments() == []
     own_world.end_unreachable()
 
 
@@ -291,9 +291,11 @@ def test_new_proxy_address_is_capped_and_the_old_one_forgotten(own_world: ProxyW
     own_world.abort()
     url = f"http://{own_world.lab.origin_address(4)}/{endless(own_world.origin).name}"
     curl = client.start("curl", "mptcpize", "run", "curl", "-so", "/dev/null", "--proxy", "http://10.3.0.9:8080", url)
-    eventually(lambda: any(mark.proxy == "10.3.0.9" for mark in own_world.marks()), "capped at the new address")
+    eventually(lambda: any(each.proxy == "10.3.0.9" for each in own_world.assignments()), "capped at the new address")
     eventually(
-        lambda: all(mark.proxy != "10.3.0.2" for mark in own_world.marks()), "none capped at the old one", COMEBACK
+        lambda: all(each.proxy != "10.3.0.2" for each in own_world.assignments()),
+        "none capped at the old one",
+        COMEBACK,
     )
     assert own_world.errors() == []
     own_world.abort()
@@ -336,7 +338,7 @@ def test_iptables_commits_of_another_program_lose_no_rules(world: ProxyWorld) ->
     assert "-N FOREIGN" in world.proxy.run("iptables-legacy", "-t", "mangle", "-S").stdout
     assert committer.exit_status is None
     committer.stop()
-    eventually(lambda: len(world.marks()) == len(world.capped()) == 1, "as planned", WITHIN)
+    eventually(lambda: len(world.assignments()) == len(world.capped()) == 1, "as planned", WITHIN)
     assert world.services.cli_json("plan")["applied"]
     assert world.errors() == []
     world.proxy.run("iptables-legacy", "-t", "mangle", "-F", "FOREIGN")
@@ -378,7 +380,7 @@ def test_contest_over_the_root_qdisc_is_bounded_and_won(
         proxy.run("tc", "qdisc", "del", "dev", "eth0", "root", check=False)
     eventually(lambda: in_kernel(world) == planned, "as planned once it has stopped", WITHIN)
     assert daemon.stop() == 0
-    assert (root_qdisc(world), world.marks()) == (left, [])
+    assert (root_qdisc(world), world.assignments()) == (left, [])
 
 
 @pytest.mark.parametrize("world", [{"steering": True}, {"steering": False}], indirect=True, ids=["steering", "paces"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from polling import eventually
-from proxy_world import BACK_ENDS, MEGABYTE, Hosts, ProxyWorld, configured
+from proxy_world import MEGABYTE, PACKET_CLASSIFIERS, Hosts, ProxyWorld, configured
 
 from mptcp_lab.download import Download
 from mptcp_lab.fault_plan import FOREVER, KILL, KILL_AFTER, Fault, Faults
@@ -177,16 +177,16 @@ def is_dead_or_idle(world: FaultyWorld, states: States, transfer: Download) -> b
     return world.daemon.exit_status is not None or (not transfer.running and world.state() == states.idle)
 
 
-@pytest.mark.parametrize("back_end", STEPS)
-def test_kernel_recovers_from_a_daemon_killed_at_any_call(world: FaultyWorld, back_end: str) -> None:
-    steering = back_end == "steering"
-    classifier = "socket" if steering else back_end
+@pytest.mark.parametrize("variant", STEPS)
+def test_kernel_recovers_from_a_daemon_killed_at_any_call(world: FaultyWorld, variant: str) -> None:
+    steering = variant == "steering"
+    classifier = "socket" if steering else variant
     world.services.configure_daemon(classifier=classifier, pacing=classifier == "socket", steering=steering)
     world.proxy.tc(TREE)
     original = world.state()
     kills = boundaries(world)
-    assert [step for step in STEPS[back_end] if not any(kill.call.startswith(step) for kill in kills)] == []
-    if back_end == "rules":
+    assert [step for step in STEPS[variant] if not any(kill.call.startswith(step) for kill in kills)] == []
+    if variant == "rules":
         kills = [kill for kill in kills if kill.call.startswith("iptables")]
     world.start_daemon()
     states = States(original, world.idle_state())
@@ -234,7 +234,7 @@ class Toggled:
     """One transfer per client; setting the rate caps all of them, or frees all of them, in one step of the daemon."""
 
     world: FaultyWorld
-    back_end: str
+    variant: str
     before: dict[str, str]
 
     def cap(self) -> str:
@@ -276,7 +276,7 @@ class Toggled:
         eventually(self.is_free, f"free {when}", within=3)
 
 
-@pytest.fixture(scope="module", params=BACK_ENDS)
+@pytest.fixture(scope="module", params=PACKET_CLASSIFIERS)
 def toggled(request: pytest.FixtureRequest, world: FaultyWorld) -> Iterator[Toggled]:
     world.services.configure_daemon(classifier=request.param)
     world.proxy.tc(TREE)
@@ -322,7 +322,7 @@ def cases(toggled: Toggled, change: Callable[[], str], done: Callable[[], bool])
     calls = [
         call for call in toggled.world.faults.calls() if not call.startswith(("ss -t", "bpf ", "tc -s class show"))
     ]
-    if toggled.back_end != "nft":
+    if toggled.variant != "nft":
         # With nft, the other calls are refused, and those for classes with every error.
         calls = [call for call in calls if call.startswith(("iptables", "tc class", "tc filter"))]
     found, kinds = [], set[str]()
@@ -330,7 +330,7 @@ def cases(toggled: Toggled, change: Callable[[], str], done: Callable[[], bool])
         one_client = " classid " in call
         kind = re.sub(r"classid \S+", "", call)
         error = ERRORS[number % len(ERRORS)]
-        met = kind in kinds or (toggled.back_end != "nft" and one_client)
+        met = kind in kinds or (toggled.variant != "nft" and one_client)
         for some in (error,) if met or not changes_anything(call) else ERRORS:
             found.append(Case(Fault(some, call, times=FOREVER), len(CLIENTS) - 1 if one_client else 0))
         if changes_anything(call) and count == len(CLIENTS):

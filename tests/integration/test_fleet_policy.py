@@ -282,7 +282,7 @@ def test_client_is_free_beside_a_damaged_policy_until_it_is_mended(fleet: Fleet)
     assert used(world.services) is None
     assert "policy 1: networks.d/ethernet.yaml: is not valid YAML" in problem_of(world.services)
     assert "local files are used instead" in world.services.cli("reload").stdout
-    eventually(lambda: not (world.capped() or world.restrained() or world.marks()), "the subflow is free")
+    eventually(lambda: not (world.capped() or world.restrained() or world.assignments()), "the subflow is free")
     eventually(lambda: receive_rates(world.lab.client, 2)["eth0"] > FREE, "Ethernet in use")
     instance = world.daemon
     path.write_text(text, encoding="utf-8")

@@ -79,7 +79,7 @@ def test_cap_holds_beside_a_shaper_and_a_limit_is_said_not_to(world: ProxyWorld)
     rates = receive_rates(world.lab.client, 5)
     assert 0.4 * CAP < rates["eth0"] < 1.5 * CAP
     assert rates["wlan0"] > 3 * WIFI_LIMIT.bits_per_second
-    assert (qdiscs(world), world.marks()) == (SHAPED, [])
+    assert (qdiscs(world), world.assignments()) == (SHAPED, [])
     assert error_beginnings(world) == [OBSTACLE, WITHOUT_HTB]
     (wifi,) = (subflow for subflow in world.services.subflows() if subflow.network == "wifi")
     assert (wifi.kind, wifi.reason) == (None, "not applied; see status")
@@ -92,7 +92,7 @@ def test_shaper_that_comes_and_goes_frees_no_subflow(world: ProxyWorld) -> None:
     for start_again in (False, True):
         world.proxy.tc(list(SHAPER))
         eventually(lambda: error_beginnings(world) == [OBSTACLE, WITHOUT_HTB], "reported")
-        eventually(lambda: world.marks() == [], "no class in a socket's priority")
+        eventually(lambda: world.assignments() == [], "no class in a socket's priority")
         if start_again:
             world.daemon.kill()
             world.start_daemon()
@@ -101,7 +101,7 @@ def test_shaper_that_comes_and_goes_frees_no_subflow(world: ProxyWorld) -> None:
         assert (qdiscs(world), len(world.capped())) == (SHAPED, 1)
         world.proxy.tc(list(REMOVED))
         eventually(lambda: world.class_counters().keys() == classes, "HTB again")
-        eventually(lambda: len(world.marks()) == 2, "both subflows in their classes")
+        eventually(lambda: len(world.assignments()) == 2, "both subflows in their classes")
         eventually(lambda: world.errors() == [], "no error")
     assert world.daemon.stop() == 0
     assert qdiscs(world) == ["pfifo 7: root"]

@@ -99,7 +99,7 @@ def test_kernel_program_decides_while_no_daemon_runs(world: ProxyWorld, services
     world.download()
     world.wait_restrained(2)
     world.proxy.run("ss", "-K", "-t", "dst", wifi)
-    eventually(lambda: (world.restrained(), world.marks()) == (set(), []), "freed by the kernel", within=2)
+    eventually(lambda: (world.restrained(), world.assignments()) == (set(), []), "freed by the kernel", within=2)
     restart(services)
     eventually(lambda: services.answers(services.sockets.daemon), "started again")
 
@@ -124,7 +124,7 @@ def test_stop_has_restored_everything_when_it_returns(
     world.begin_settled()
     end(services)
     assert kernel_state(world.proxy) == world.original
-    assert (world.restrained(), world.marks()) == (set(), [])
+    assert (world.restrained(), world.assignments()) == (set(), [])
     eventually(lambda: services.kept_links == 0, "no program kept")
     assert services.systemctl("is-active", DAEMON) == "inactive"
     if end is stop:
@@ -160,7 +160,7 @@ def test_everything_is_restored_if_no_start_succeeds(
     end(services)
     eventually(lambda: services.systemctl("is-active", CLEAN_UP) in {"inactive", "failed"}, "cleaned up")
     assert kernel_state(world.proxy) == world.original
-    assert (world.restrained(), world.marks()) == (set(), [])
+    assert (world.restrained(), world.assignments()) == (set(), [])
     assert services.kept_links == 0
     assert services.systemctl("is-active", DAEMON) == ("inactive" if end is kill_and_stop else "failed")
 
@@ -173,7 +173,7 @@ def test_restart_with_other_settings_leaves_nothing_of_the_earlier(
     world.begin_settled()
     services.configure_daemon(**settings)
     wait_restarted(services, end)
-    eventually(lambda: [mark.mask for mark in world.marks()] == [0xFFFF_0000], "marked by packet alone")
+    eventually(lambda: [each.mask for each in world.assignments()] == [0xFFFF_0000], "marked by packet alone")
     world.wait_restrained(0 if "pacing" in settings else 1)
     assert services.kept_links == (0 if "pacing" in settings else 1)
     freed = "all subflows are freed until the next start: daemon.classifier"
@@ -192,4 +192,4 @@ def test_restart_with_another_port_frees_the_sockets_of_the_old_one(
     world.begin_settled()
     services.config.write_text(services.config.read_text().replace(f"- {PORT}\n", "- 9999\n"))
     wait_restarted(services, end)
-    assert (world.restrained(), world.marks(), services.kept_links) == (set(), [], 0)
+    assert (world.restrained(), world.assignments(), services.kept_links) == (set(), [], 0)

@@ -38,7 +38,7 @@ OF_HANDSHAKES: Final = {
 
 
 def nothing_is_throttled(world: ProxyWorld) -> bool:
-    return not (world.capped() or world.restrained() or world.marks())
+    return not (world.capped() or world.restrained() or world.assignments())
 
 
 @pytest.mark.parametrize("segments", OF_HANDSHAKES.values(), ids=OF_HANDSHAKES)

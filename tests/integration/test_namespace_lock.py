@@ -100,11 +100,11 @@ def test_second_instance_in_the_namespace_is_refused(
 ) -> None:
     services = Services(world.proxy, name=unique("second"), interfaces=(interface,))
     world.begin_settled()
-    before = world.qdisc(), world.marks()
+    before = world.qdisc(), world.assignments()
     assert "htb 4d50:" in before[0]
     for prefix in ((), IN_CONTAINER):
         assert run_daemon(world.proxy, services.config, *arguments, prefix=prefix) == refusal(world.services)
-    assert (world.qdisc(), world.marks()) == before
+    assert (world.qdisc(), world.assignments()) == before
     assert world.errors() == []
 
 

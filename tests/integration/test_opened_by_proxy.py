@@ -65,7 +65,7 @@ def test_subflow_that_the_proxy_opens_has_the_cap_and_is_adopted(classifier: str
             assert "1 throttled subflows adopted, 0 added" in world.daemon.log_text()
         world.daemon.stop()
         assert world.paced() == 0
-        assert world.marks() == []
+        assert world.assignments() == []
 
 
 def test_subflow_that_the_proxy_opens_is_reported_where_packets_are_marked() -> None:

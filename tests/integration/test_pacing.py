@@ -187,14 +187,14 @@ def test_listener_of_another_program_on_a_proxy_port_frees_no_subflow(hosts: Hos
     with own_cgroup() as cgroup, attended(hosts, services) as world, services:
         world.begin_settled()
         world.wait_paced()
-        marks = world.marks()
+        assignments = world.assignments()
         for address in ("127.0.0.1", "0.0.0.0"):  # noqa: S104
             intruder = proxy.start(
                 "intruder", "python3", "-c", LISTEN_AND_LEAVE, str(cgroup), address, machine_files=True
             )
             while intruder.exit_status is None:
                 assert world.paced() == 1
-                assert world.marks() == marks
+                assert world.assignments() == assignments
             assert intruder.exit_status == 0, intruder.log_text()
         assert world.daemon.exit_status is None
 

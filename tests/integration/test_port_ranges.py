@@ -92,7 +92,7 @@ def test_ports_of_a_range_are_capped_and_the_one_beside_it_is_not(world: ProxyWo
         inside = {on_ethernet(world, port).peer.port for port in INSIDE}
         outside = on_ethernet(world, OUTSIDE).peer.port
         assert {subflow.client_port for subflow in world.wait_capped(len(INSIDE))} == inside
-        eventually(lambda: {mark.client_port for mark in world.marks()} == inside, "both in their class")
+        eventually(lambda: {each.client_port for each in world.assignments()} == inside, "both in their class")
 
         def is_held() -> bool:
             first, second, free = rates(world, [*inside, outside])

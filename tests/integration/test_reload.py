@@ -36,7 +36,7 @@ def test_reload_changes_the_rate_of_a_running_transfer_in_place(world: ProxyWorl
     world.begin_settled()
     eventually(lambda: sum(counters.bytes for counters in world.class_counters().values()) > 0, "the class has sent")
     (before,) = world.class_counters().items()
-    qdiscs, marks = world.qdisc(), world.marks()
+    qdiscs, assignments = world.qdisc(), world.assignments()
     world.services.configure([WIFI, with_cap("8mbit")])
     if by == "SIGHUP":
         world.hang_up()
@@ -47,7 +47,7 @@ def test_reload_changes_the_rate_of_a_running_transfer_in_place(world: ProxyWorl
     (after,) = world.class_counters().items()
     assert after == (before[0], replace(before[1], rate=8_000_000, bytes=after[1].bytes, drops=after[1].drops))
     assert after[1].bytes >= before[1].bytes > 0
-    assert (world.qdisc(), world.marks()) == (qdiscs, marks)
+    assert (world.qdisc(), world.assignments()) == (qdiscs, assignments)
     sent = world.class_counters()[before[0]].bytes
     # 2 MB take 2 s at the new rate, 16 s at the old one.
     eventually(
@@ -83,7 +83,7 @@ def test_reload_does_not_touch_what_has_not_changed() -> None:
         subflows = {subflow["network"]: subflow for subflow in every_subflow(world) if subflow["class"]}
         changed, unchanged = subflows["first"]["class"], subflows["second"]["class"]
         monitor = Monitor(world)
-        before, marks, qdiscs = world.class_counters(), world.marks(), world.qdisc()
+        before, assignments, qdiscs = world.class_counters(), world.assignments(), world.qdisc()
         dsl = AccessNetwork("dsl", (ip_network("10.9.0.0/24"),), 3, {RateKind.CAP: Rate.parse("1mbit")}, Per.CLIENT)
         world.services.configure([WIFI, with_cap("1mbit", first), second, dsl])
         answer = world.services.cli("reload").stdout
@@ -95,7 +95,7 @@ def test_reload_does_not_touch_what_has_not_changed() -> None:
             assert counters.leaf == before[name].leaf
             assert counters.bytes >= before[name].bytes
         assert after[unchanged].drops == before[unchanged].drops
-        assert (world.marks(), world.qdisc()) == (marks, qdiscs)
+        assert (world.assignments(), world.qdisc()) == (assignments, qdiscs)
         sent = after[unchanged].bytes
         eventually(lambda: world.class_counters()[unchanged].bytes > sent + MEGABYTE, "the other transfer goes on")
         assert {s["network"]: s["class"] for s in every_subflow(world) if s["class"]} == {
@@ -137,7 +137,7 @@ def every_subflow(world: ProxyWorld) -> list[dict[str, str]]:
 
 def test_reload_of_an_invalid_file_changes_nothing(world: ProxyWorld) -> None:
     world.begin_settled()
-    plan, marks = world.qdisc_kinds(), world.marks()
+    plan, assignments = world.qdisc_kinds(), world.assignments()
     loaded_at = world.services.status()["daemon"]["config"]["loaded_at"]
     file = world.services.directory / "networks.d" / "ethernet.yaml"
     world.services.configure([replace(WIFI, per=Per.SUBFLOW), ETHERNET])
@@ -154,7 +154,7 @@ def test_reload_of_an_invalid_file_changes_nothing(world: ProxyWorld) -> None:
     assert config["loaded_at"] == loaded_at
     assert [problem.startswith(line) for problem in config["problems"]] == [True]
     assert f"reload refused: {line}" in world.services.cli("status").stdout
-    assert (world.qdisc_kinds(), world.marks(), world.capped()[0].rate) == (plan, marks, 1_000_000)
+    assert (world.qdisc_kinds(), world.assignments(), world.capped()[0].rate) == (plan, assignments, 1_000_000)
     assert world.services.status()["networks"][0]["per"] == "client"
 
     file.write_text(good)
@@ -261,7 +261,7 @@ def test_pause_frees_all_subflows_and_survives_a_crash(world: ProxyWorld) -> Non
     eventually(lambda: {s.kind for s in world.services.subflows()} == {"cap", "limit"}, "capped and limited")
     for _ in range(2):
         assert world.services.cli("pause").stdout == "paused by the operator, until resumed: nothing is throttled\n"
-        assert world.marks() == []
+        assert world.assignments() == []
         assert {s.reason for s in world.services.subflows()} == {"paused by the operator"}
     eventually(lambda: kernel_state(world.proxy) == world.original, "everything restored")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import proxy_world
 import pytest
 from polling import eventually
-from proxy_world import ALL_BACK_ENDS, BACK_ENDS, MEGABYTE, Hosts, ProxyWorld
+from proxy_world import ALL_CLASSIFIERS, MEGABYTE, PACKET_CLASSIFIERS, Hosts, ProxyWorld
 
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
@@ -33,7 +33,7 @@ def hosts(hosts: Hosts) -> Hosts:
 
 
 @pytest.mark.parametrize("end", ["SIGTERM", "kill -9 and clean-up"])
-@pytest.mark.parametrize("world", ALL_BACK_ENDS, indirect=True)
+@pytest.mark.parametrize("world", ALL_CLASSIFIERS, indirect=True)
 def test_end_in_mid_transfer_restores_everything(world: ProxyWorld, before: dict[str, str], end: str) -> None:
     download = world.download(40 * MEGABYTE)
     world.wait_capped()
@@ -101,7 +101,7 @@ def test_start_after_kill_9_adopts_what_it_finds(world: ProxyWorld, after: str) 
     def is_classed_as_configured() -> bool:
         chain = world.chain()
         by_packet = ("meta priority set" in chain, "--set-xmark" in chain)
-        return [mark.mask for mark in world.marks()] == masks and by_packet == (after == "nft", after == "rules")
+        return [each.mask for each in world.assignments()] == masks and by_packet == (after == "nft", after == "rules")
 
     eventually(is_classed_as_configured, "one subflow in a class, by this classifier alone", seen=world.chain)
     assert world.services.status()["daemon"]["classifier"] == after.replace("auto", "socket")
@@ -117,17 +117,17 @@ def test_restart_after_kill_9_leaves_throttled_subflows_untouched() -> None:
         for client in world.lab.clients.values():
             world.download(client=client)
         world.wait_settled(3)
-        marks, sent = world.marks(), world.class_counters()
+        assignments, sent = world.assignments(), world.class_counters()
         assert len(sent) == 3
         world.daemon.kill()
-        assert world.marks() == marks
+        assert world.assignments() == assignments
         watcher = world.proxy.start("monitor", "tc", "monitor")
         eventually(lambda: is_watching(world, watcher), "watching tc")
         world.start_daemon()
         world.wait_capped(3)
         assert "3 throttled subflows adopted, 0 added" in world.daemon.log_text()
         assert "class" not in watcher.log_text()
-        assert world.marks() == marks
+        assert world.assignments() == assignments
         counters = world.class_counters
         eventually(lambda: all(now.bytes > sent[name].bytes for name, now in counters().items()), "every class sends")
         assert counters().keys() == sent.keys()
@@ -162,7 +162,7 @@ def tcp_rules(world: ProxyWorld) -> list[str]:
     return [line for line in rules.splitlines() if line.startswith("-A POSTROUTING -p tcp ")]
 
 
-@pytest.mark.parametrize("world", BACK_ENDS, indirect=True)
+@pytest.mark.parametrize("world", PACKET_CLASSIFIERS, indirect=True)
 def test_foreign_marks_under_our_mask_classify_nothing(world: ProxyWorld) -> None:
     (world.proxy.directory / "file").write_bytes(bytes(MEGABYTE))
     server = world.proxy.start("other", "python3", "-m", "http.server", "9999", "--directory", world.proxy.directory)

@@ -24,7 +24,7 @@ OUR_CLASS = 0x4D50_0002
 
 
 def wait_classed(world: ProxyWorld, count: int = 1) -> None:
-    eventually(lambda: len(world.marks()) == count, f"{count} sockets in a class")
+    eventually(lambda: len(world.assignments()) == count, f"{count} sockets in a class")
 
 
 def priorities(world: ProxyWorld) -> list[int]:
@@ -43,8 +43,13 @@ def set_type_of_service(world: ProxyWorld) -> None:
 def test_capped_subflow_is_in_its_class_without_chain_or_filter(world: ProxyWorld, family: Family) -> None:
     (capped,) = world.begin_settled(family=family)
     wait_classed(world)
-    (mark,) = world.marks()
-    assert (mark.client, mark.client_port, mark.minor, mark.mask) == (capped.client, capped.client_port, 2, 0)
+    (assignment,) = world.assignments()
+    assert (assignment.client, assignment.client_port, assignment.minor, assignment.mask) == (
+        capped.client,
+        capped.client_port,
+        2,
+        0,
+    )
     assert world.chain() == ""
     assert "filter" not in world.proxy.run("tc", "filter", "show", "dev", "eth0", "parent", "4d50:").stdout
     assert world.services.status()["daemon"]["classifier"] == "socket"

@@ -51,6 +51,6 @@ def test_subflows_of_one_address_share_a_limit(hosts: Hosts) -> None:
         client = world.lab.client
         own = client.address(ETHERNET, 4)
         download_with_subflows(world, [own, own])
-        eventually(lambda: len(world.marks()) == 3, "in classes", seen=world.services.subflows)
+        eventually(lambda: len(world.assignments()) == 3, "in classes", seen=world.services.subflows)
         assert {(each.client, each.kind) for each in world.services.subflows()} == {(str(own), "limit")}
         eventually(lambda: 3.4 * CAP < receive_rates(client, 4)["eth0"] < 4.3 * CAP, "the limit carried")

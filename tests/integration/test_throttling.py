@@ -58,7 +58,7 @@ def test_cap_is_lifted_within_a_second_of_wifi_loss(own_world: ProxyWorld) -> No
     own_world.wait_capped(2)
     client.leave(WIFI)
     eventually(lambda: not own_world.capped(), "caps lifted", within=1)
-    eventually(lambda: own_world.marks() == [], "no socket in a class", within=1)
+    eventually(lambda: own_world.assignments() == [], "no socket in a class", within=1)
     eventually(lambda: not own_world.restrained(), "no subflow paced or held back", within=1)
     result = document.wait()
     assert (result.exit_status, result.intact) == (0, True)
@@ -127,14 +127,14 @@ def test_plain_tcp_of_a_capped_client_is_not_touched(hosts: Hosts, per: Per, ste
         (capped,) = world.begin_settled()
         world.wait_restrained()
         plain = world.download(3 * MEGABYTE, mptcp=False)
-        (mark,) = world.marks()
-        assert (mark.client, mark.client_port) == (capped.client, capped.client_port)
+        (assignment,) = world.assignments()
+        assert (assignment.client, assignment.client_port) == (capped.client, capped.client_port)
         eventually(lambda: plain.received > MEGABYTE, "plain TCP in progress")
         assert world.paced() == (0 if steering else 1)
         world.wait_restrained()
         result = plain.wait()
         assert result.local_port != capped.client_port
-        assert world.marks() == [mark]
+        assert world.assignments() == [assignment]
         assert result.goodput > FREE
 
 
@@ -150,8 +150,8 @@ def test_each_client_is_capped_by_its_own_connection_alone() -> None:
         }
         assert {subflow.client for subflow in world.capped()} == {ethernet["active"], ethernet["six"]}
         assert len({subflow.token for subflow in world.services.subflows()}) == 4
-        marked = {ethernet["active"], ethernet["six"]}
-        eventually(lambda: {mark.client for mark in world.marks()} == marked, "both in their classes")
+        in_classes = {ethernet["active"], ethernet["six"]}
+        eventually(lambda: {each.client for each in world.assignments()} == in_classes, "both in their classes")
         world.abort(downloads[0])
         world.wait_capped(1)
 

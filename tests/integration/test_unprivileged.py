@@ -173,7 +173,7 @@ def test_services_cap_and_restore_with_the_rights_of_their_units(world: ProxyWor
     status = services.status()["daemon"]
     assert [status["features"][name]["problem"] for name in ("steering", "pacing")] == [None, None]
     assert (status["held_subflows"], status["paced_subflows"]) == (1, 0)
-    assert len(world.marks()) == 1
+    assert len(world.assignments()) == 1
     assert receive_rates(world.lab.client, 3)["eth0"] < 1.3e6
 
     changed, _, _ = services.cli_as(str(cli_group), "set-rate", "ethernet", "5mbit")
@@ -293,7 +293,7 @@ def test_inaccessible_iptables_lock_is_one_error_and_caps_no_subflow(world: Prox
     assert world.errors() == [
         "open /run/xtables.lock: EACCES (tmpfiles.d/mptcp-throttle.conf makes it writable for mptcp-xtables)"
     ]
-    assert (world.capped(), world.marks()) == ([], [])
+    assert (world.capped(), world.assignments()) == ([], [])
     assert world.daemon.stop() == 0
     assert kernel_state(world.proxy) == world.original
     assert [line for line in world.daemon.log_text().splitlines() if "EACCES" in line and "ERROR" in line] != []

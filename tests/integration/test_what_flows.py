@@ -11,9 +11,9 @@ import pytest
 from deaf_client import ignore_priorities
 from polling import eventually
 from proxy_world import (
-    BACK_ENDS,
     EXECUTABLES,
     LONG,
+    PACKET_CLASSIFIERS,
     Hosts,
     ProxyWorld,
     ethernet_with,
@@ -78,11 +78,11 @@ def wait_resolved(world: ProxyWorld) -> None:
 @pytest.mark.parametrize(
     ("world", "why"),
     [
-        *(({"classifier": classifier, "steering": False}, PACE_ALONE) for classifier in BACK_ENDS),
+        *(({"classifier": classifier, "steering": False}, PACE_ALONE) for classifier in PACKET_CLASSIFIERS),
         ({"classifier": "nft"}, "its packets do not reach its class"),
     ],
     indirect=["world"],
-    ids=[*BACK_ENDS, "steering"],
+    ids=[*PACKET_CLASSIFIERS, "steering"],
 )
 def test_mark_that_another_program_overwrites_is_reported(world: ProxyWorld, why: str) -> None:
     world.begin_settled()
@@ -147,7 +147,7 @@ def test_packets_that_leave_through_a_second_interface_are_reported(
     with serving(hosts, networks, daemon={"classifier": classifier, "steering": steering}) as world:
         world.download()
         eventually(lambda: any(subflow.kind for subflow in world.services.subflows()), "throttled")
-        eventually(lambda: len(world.marks()) == 1, "one subflow in a class")
+        eventually(lambda: len(world.assignments()) == 1, "one subflow in a class")
         assert ethernet_subflow(world)["not_enforced"] is None
         with second_interface(world):
             line = wait_reported(world, why, cap or limit)

@@ -17,10 +17,10 @@ from foreign_program import sockets_of
 from polling import eventually
 
 from mptcp_lab import oracle, throttled
+from mptcp_lab.class_assignments import CHAIN, SHOW_ASSIGNMENTS, TABLE, ClassAssignment, parse_assignments
 from mptcp_lab.curve import MEGA, Curve
 from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.kernel_dump import kernel_state
-from mptcp_lab.marks import CHAIN, SHOW_MARKS, TABLE, Mark, parse_marks
 from mptcp_lab.origin import PORT as ORIGIN_PORT
 from mptcp_lab.origin import Origin, endless, start_origin
 from mptcp_lab.proxy_server import Access
@@ -48,9 +48,9 @@ MEGABYTE: Final = 10**6
 LONG: Final = 200 * MEGABYTE
 """An upload of more than both links carry in half a minute."""
 
-BACK_ENDS: Final = ("nft", "rules")
+PACKET_CLASSIFIERS: Final = ("nft", "rules")
 """Those that look at packets."""
-ALL_BACK_ENDS: Final = ("socket", *BACK_ENDS)
+ALL_CLASSIFIERS: Final = ("socket", *PACKET_CLASSIFIERS)
 EXECUTABLES: Final = Path(sys.executable).parent
 
 _serial: Final = itertools.count(1)
@@ -196,7 +196,7 @@ class ProxyWorld:
     def wait_settled(self, count: int = 1) -> list[SubflowStatus]:
         """As `wait_capped`; then they are in their classes, and what was queued before has left the router."""
         capped = self.wait_capped(count)
-        eventually(lambda: len(self.marks()) >= count, f"{count} subflows in a class")
+        eventually(lambda: len(self.assignments()) >= count, f"{count} subflows in a class")
         for client in self.lab.clients:
             show = ("tc", "-s", "qdisc", "show", "dev", f"{client}-eth0")
             eventually(lambda: " backlog 0b " in self.lab.router.run(*show).stdout, "the router's queue drained")  # noqa: B023
@@ -289,19 +289,19 @@ class ProxyWorld:
         eventually(lambda: time.monotonic() > began + seconds, f"{seconds} seconds")
         return 8 * (self.bytes_acked(client_port) - before) / (time.monotonic() - began)
 
-    def marks(self) -> list[Mark]:
+    def assignments(self) -> list[ClassAssignment]:
         """What leads subflows to their classes in the kernel: rules, a map, or the priority of their sockets."""
-        return parse_marks(self._shown_marks())
+        return parse_assignments(self._shown_assignments())
 
     def chain(self) -> str:
         """Our iptables chain, the jumps to it and our tables, line by line; made again they show the same."""
-        shown = self._shown_marks()
+        shown = self._shown_assignments()
         lines = [line for line in shown.splitlines() if CHAIN in line]
         lines += [line for table in TABLE.findall(shown) for line in table.splitlines()]
         return "\n".join(sorted(lines))
 
-    def _shown_marks(self) -> str:
-        return self.lab.proxy.run("sh", "-c", SHOW_MARKS).stdout
+    def _shown_assignments(self) -> str:
+        return self.lab.proxy.run("sh", "-c", SHOW_ASSIGNMENTS).stdout
 
 
 @contextmanager

@@ -64,10 +64,10 @@ def network(
 
 
 def kernel_plan(
-    classes: Mapping[int, Rate], marks: Mapping[FourTuple, int] = Map(), paces: Mapping[FourTuple, int] = Map()
+    classes: Mapping[int, Rate], assignments: Mapping[FourTuple, int] = Map(), paces: Mapping[FourTuple, int] = Map()
 ) -> KernelPlan:
     """A plan with HTB that does not shape unmarked traffic."""
-    return KernelPlan(True, 0, Map(classes), Map(marks), Map(paces))
+    return KernelPlan(True, 0, Map(classes), Map(assignments), Map(paces))
 
 
 ETHERNET = network("ethernet", 1, 2, cap="1mbit")

@@ -66,12 +66,12 @@ def _problem(state: KernelState, operation: Operation) -> str | None:
 
 
 def throttled(state: KernelState) -> dict[FourTuple, Rate]:
-    """The rate of every subflow whose mark leads to a class."""
+    """The rate of every subflow whose assignment names a class that exists."""
     return {ends: rate for ends, minor in _marks(state) if (rate := _classes(state).get(minor)) is not None}
 
 
 def dangling(state: KernelState) -> bool:
-    """Whether any mark names a class that is not there."""
+    """Whether any assignment names a class that does not exist."""
     return any(minor not in _classes(state) for _, minor in _marks(state))
 
 
@@ -80,7 +80,7 @@ def _classes(state: KernelState) -> Mapping[int, Rate | None]:
 
 
 def _marks(state: KernelState) -> Iterator[tuple[FourTuple, int]]:
-    return (mark for of in state.assignments.values() for mark in of.assignments.items())
+    return (assignment for of in state.assignments.values() for assignment in of.assignments.items())
 
 
 class ModelFeature:

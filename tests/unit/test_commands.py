@@ -26,8 +26,10 @@ from mptcp_throttled.vocabulary.operations import (
 MARKING = class_ids.MarkedTraffic(0xFFFF0000, Ports.of([8080]))
 
 
-def commands_of(operations: Sequence[Operation], marks: str, priority: int = BEFORE_NAT) -> list[str]:
-    return [line for operation in operations for line in as_commands(operation, ("eth0",), MARKING, marks, priority)]
+def commands_of(operations: Sequence[Operation], classifier: str, priority: int = BEFORE_NAT) -> list[str]:
+    return [
+        line for operation in operations for line in as_commands(operation, ("eth0",), MARKING, classifier, priority)
+    ]
 
 
 def test_commands_that_cap_one_subflow() -> None:
@@ -129,7 +131,7 @@ def test_mark_filter_is_recognised_by_its_program() -> None:
 
 def test_commands_of_open_vswitch() -> None:
     cap = kernel_plan({2: Rate.parse("1mbit")}, {ends("10.1.0.2"): 2})
-    mark = "tcp,nw_src=10.3.0.2,nw_dst=10.1.0.2,tp_src=8080,tp_dst=40000"
+    match = "tcp,nw_src=10.3.0.2,nw_dst=10.1.0.2,tp_src=8080,tp_dst=40000"
     assert commands_of(diff(KernelState(), cap), "ovs") == [
         "ovs-vsctl -- --id=@qos create QoS type=linux-htb external_ids:owner=mptcp-throttle"
         " external_ids:default_minor=0 other_config:max-rate=34000000000 -- add Port eth0 qos @qos",
@@ -137,7 +139,7 @@ def test_commands_of_open_vswitch() -> None:
         " other_config:max-rate=1000000 other_config:burst=24224 -- set QoS eth0 queues:1=@q1",
         "ovs-ofctl --bundle add-flows $(ovs-vsctl port-to-br eth0) - <<END",
         "delete cookie=0x4d507468/-1,tcp",
-        f"add cookie=0x4d507468,priority=40000,{mark},actions=set_queue:1,NORMAL",
+        f"add cookie=0x4d507468,priority=40000,{match},actions=set_queue:1,NORMAL",
         "END",
     ]
     free: list[Operation] = [

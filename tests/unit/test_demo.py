@@ -1,4 +1,4 @@
-"""The demo's choice of a mark back end reaches the services of its scenarios, and no other scenario."""
+"""The demo's choice of a classifier reaches the services of its scenarios, and no other scenario."""
 
 from __future__ import annotations
 

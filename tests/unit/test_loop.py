@@ -303,7 +303,7 @@ def test_refused_rate_change_frees_the_subflow(world: World) -> None:
 
 
 class Removal:
-    """Equals every operation that removes marks."""
+    """Equals every operation that removes assignments."""
 
     __hash__ = None  # type: ignore[assignment]
 

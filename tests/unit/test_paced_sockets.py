@@ -30,7 +30,7 @@ SIX: Final = ends("fd00:1::2")
 
 
 class NothingLeft(RulesClassifier):
-    """An iptables back end of which the kernel has nothing."""
+    """An iptables classifier of which the kernel has nothing."""
 
     def read(self) -> dict[int, AssignmentState]:
         return {}

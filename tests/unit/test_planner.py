@@ -100,12 +100,12 @@ def without_ports_of_others(
 
 
 def in_kernel(plan: KernelPlan) -> KernelState:
-    marks = {
+    assignments = {
         version: AssignmentState({e: m for e, m in plan.assignments.items() if e.client.address.version == version})
         for version in (4, 6)
     }
     htb = HtbState(plan.default_minor, True, dict(plan.classes)) if plan.htb else None
-    return KernelState(QdiscState(htb), marks if plan.htb else {}, PacingState(dict(plan.paces)))
+    return KernelState(QdiscState(htb), assignments if plan.htb else {}, PacingState(dict(plan.paces)))
 
 
 @given(steps())

@@ -88,9 +88,9 @@ def plans(draw: st.DrawFn) -> KernelPlan:
     classes = draw(_CLASSES)
     if not classes:
         return UNTOUCHED
-    marked = draw(st.sets(st.sampled_from([V4, V4B, V6])))
-    marks = {e: draw(st.sampled_from(sorted(classes))) for e in sorted(marked, key=str)}
-    return kernel_plan(classes, marks, {e: draw(st.sampled_from([1000, 2000])) for e in marks})
+    assigned = draw(st.sets(st.sampled_from([V4, V4B, V6])))
+    assignments = {e: draw(st.sampled_from(sorted(classes))) for e in sorted(assigned, key=str)}
+    return kernel_plan(classes, assignments, {e: draw(st.sampled_from([1000, 2000])) for e in assignments})
 
 
 @given(plans(), plans())
@@ -177,7 +177,7 @@ BOTH = kernel_plan({2: SLOW, 3: FAST}, {V4: 2, V4B: 3})
         (ALTERED, MakeAssignments, ONE, {}),
         (ONE_IN_KERNEL, DeleteClass, kernel_plan({3: FAST}, {V4: 3}), {V4: 3}),
     ],
-    ids=["a class", "a mark", "an altered chain", "an empty class"],
+    ids=["a class", "an assignment", "an altered chain", "an empty class"],
 )
 def test_reconcile_keeps_the_caps_beside_what_is_refused(
     actual: KernelState | None, refused: Operation | type[Operation], plan: KernelPlan, assigned: dict[FourTuple, int]

@@ -17,12 +17,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks.measure import command_line, write_json
+from mptcp_lab.class_assignments import SHOW_ASSIGNMENTS, parse_assignments
 from mptcp_lab.download import Download
 from mptcp_lab.fault_plan import FOREVER, KILL, KILL_AFTER, Fault, Faults
 from mptcp_lab.interrupts import Interrupted, raise_on_signals
 from mptcp_lab.kernel_dump import kernel_state
 from mptcp_lab.lab_errors import LabError
-from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.origin import start_origin
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT, start_squid
@@ -361,9 +361,11 @@ class _Run:
         changed = [f"{now[command]!r} was {text!r}" for command, text in self._original.items() if now[command] != text]
         records = [f"record {name}" for name in names]
         paces = [f"paced: {client}" for client in sorted(paced(self._proxy))]
-        marks = [f"marked: {mark}" for mark in parse_marks(self._proxy.run("sh", "-c", SHOW_MARKS).stdout)]
+        assigned = [
+            f"assigned: {each}" for each in parse_assignments(self._proxy.run("sh", "-c", SHOW_ASSIGNMENTS).stdout)
+        ]
         backups = [f"backup: {client}" for client in sorted(self._backups() | self._held())]
-        return "; ".join([*changed, *records, *paces, *marks, *backups]) or None
+        return "; ".join([*changed, *records, *paces, *assigned, *backups]) or None
 
     def _is_client_stranded(self) -> bool:
         present = throttled(self._proxy).keys() | paced(self._proxy)

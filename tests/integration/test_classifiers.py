@@ -17,11 +17,11 @@ from typing import Final, Protocol, TypeVar
 import pytest
 from examples import ends
 from foreign_program import own_cgroup
-from proxy_world import ALL_BACK_ENDS, BACK_ENDS
+from proxy_world import ALL_CLASSIFIERS, PACKET_CLASSIFIERS
 from refusals import refused
 
+from mptcp_lab.class_assignments import SHOW_ASSIGNMENTS, parse_assignments
 from mptcp_lab.host import Host
-from mptcp_lab.marks import SHOW_MARKS, parse_marks
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.sdn import open_vswitch
 from mptcp_lab.sdn.open_vswitch import OpenVswitch
@@ -41,7 +41,7 @@ from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.vocabulary.features import Situation
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 
-AnyMarks = TypeVar("AnyMarks", bound=Classifier)
+AnyClassifier = TypeVar("AnyClassifier", bound=Classifier)
 
 MASK: Final = 0x00FF_0000
 PORTS: Final = (8080, 3128)
@@ -64,14 +64,14 @@ def entered(host: Host) -> Iterator[None]:
 
 
 class Use(Protocol):
-    def __call__(self, back_end: AnyMarks) -> AnyMarks: ...
+    def __call__(self, classifier: AnyClassifier) -> AnyClassifier: ...
 
 
 @pytest.fixture
 def use(host: Host) -> Iterator[Use]:
-    """A function that takes a back end, which is closed after the test and must have left nothing in the kernel."""
+    """A function that takes a classifier, which is closed after the test and must have left nothing in the kernel."""
     with ExitStack() as stack:
-        yield lambda back_end: stack.enter_context(closing(back_end))
+        yield lambda classifier: stack.enter_context(closing(classifier))
     assert left(host) == ""
 
 
@@ -92,19 +92,19 @@ def switch(host: Host) -> OpenVswitch:
     return open_vswitch.put_bridge_before(host, "eth0")
 
 
-@pytest.fixture(params=ALL_BACK_ENDS)
-def marks(request: pytest.FixtureRequest, use: Use) -> Iterator[Classifier]:
-    """A back end, whose marks are removed after the test."""
+@pytest.fixture(params=ALL_CLASSIFIERS)
+def classifier(request: pytest.FixtureRequest, use: Use) -> Iterator[Classifier]:
+    """A classifier, whose assignments are removed after the test."""
     if request.param == "ovs":
         switch: OpenVswitch = request.getfixturevalue("switch")
-        back_end: Classifier = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
+        used: Classifier = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
     elif request.param == "socket":
-        back_end = use(SocketClassifier(request.getfixturevalue("sockets"), RulesClassifier(MASK)))
+        used = use(SocketClassifier(request.getfixturevalue("sockets"), RulesClassifier(MASK)))
     else:
-        back_end = use(by_packet(request.param))
-    yield back_end
+        used = use(by_packet(request.param))
+    yield used
     for version in (4, 6):
-        back_end.remove(version)
+        used.remove(version)
     if request.param == "ovs":
         assert switch.rules("dump-flows") == " priority=0 actions=NORMAL\n"
 
@@ -114,87 +114,87 @@ def by_packet(kind: str) -> Classifier:
 
 
 def left(host: Host) -> str:
-    shown = host.run("sh", "-c", SHOW_MARKS).stdout
+    shown = host.run("sh", "-c", SHOW_ASSIGNMENTS).stdout
     return "\n".join(line for line in shown.splitlines() if re.search("mptcp-throttle", line, re.IGNORECASE))
 
 
-def is_in_kernel(marks: Classifier, host: Host, wanted: Mapping[FourTuple, int]) -> bool:
-    """Whether iptables or nftables do exactly that, for the back ends that use them."""
-    return in_kernel(host) == (wanted if marks.kind in BACK_ENDS else {})
+def is_in_kernel(classifier: Classifier, host: Host, wanted: Mapping[FourTuple, int]) -> bool:
+    """Whether iptables or nftables do exactly that, for the classifiers that use them."""
+    return in_kernel(host) == (wanted if classifier.kind in PACKET_CLASSIFIERS else {})
 
 
 def in_kernel(host: Host) -> dict[FourTuple, int]:
-    found = parse_marks(host.run("sh", "-c", SHOW_MARKS).stdout)
-    assert {mark.mask for mark in found} <= {MASK, 0}
+    found = parse_assignments(host.run("sh", "-c", SHOW_ASSIGNMENTS).stdout)
+    assert {each.mask for each in found} <= {MASK, 0}
     return {
         FourTuple(Endpoint(ip_address(m.client), m.client_port), Endpoint(ip_address(m.proxy), m.proxy_port)): m.minor
         for m in found
     }
 
 
-@pytest.mark.parametrize("marks", [*ALL_BACK_ENDS, "ovs"], indirect=True)
-def test_back_end_reads_back_what_it_made_and_changed(marks: Classifier, host: Host) -> None:
-    marks.require()
-    assert marks.read() == {}
+@pytest.mark.parametrize("classifier", [*ALL_CLASSIFIERS, "ovs"], indirect=True)
+def test_classifier_reads_back_what_it_made_and_changed(classifier: Classifier, host: Host) -> None:
+    classifier.require()
+    assert classifier.read() == {}
 
-    marks.make(4, {ONE: 2, OTHER_PORT: 255})
-    marks.make(6, {SIX: 3})
-    assert marks.read() == {4: AssignmentState({ONE: 2, OTHER_PORT: 255}), 6: AssignmentState({SIX: 3})}
-    assert marks.count() == {4: 2, 6: 1}
-    assert is_in_kernel(marks, host, {ONE: 2, OTHER_PORT: 255, SIX: 3})
+    classifier.make(4, {ONE: 2, OTHER_PORT: 255})
+    classifier.make(6, {SIX: 3})
+    assert classifier.read() == {4: AssignmentState({ONE: 2, OTHER_PORT: 255}), 6: AssignmentState({SIX: 3})}
+    assert classifier.count() == {4: 2, 6: 1}
+    assert is_in_kernel(classifier, host, {ONE: 2, OTHER_PORT: 255, SIX: 3})
 
-    marks.change(4, {TWO: 4, ONE: 5}, {ONE: 2, OTHER_PORT: 255})
-    assert marks.read()[4] == AssignmentState({TWO: 4, ONE: 5})
-    assert is_in_kernel(marks, host, {TWO: 4, ONE: 5, SIX: 3})
+    classifier.change(4, {TWO: 4, ONE: 5}, {ONE: 2, OTHER_PORT: 255})
+    assert classifier.read()[4] == AssignmentState({TWO: 4, ONE: 5})
+    assert is_in_kernel(classifier, host, {TWO: 4, ONE: 5, SIX: 3})
 
-    marks.change(4, {}, {TWO: 4, ONE: 5})
-    assert marks.read()[4] == AssignmentState({})
+    classifier.change(4, {}, {TWO: 4, ONE: 5})
+    assert classifier.read()[4] == AssignmentState({})
 
-    marks.remove(4)
-    assert marks.read() == {6: AssignmentState({SIX: 3})}
-    assert marks.count() == {6: 1}
+    classifier.remove(4)
+    assert classifier.read() == {6: AssignmentState({SIX: 3})}
+    assert classifier.count() == {6: 1}
 
 
-def test_make_replaces_an_altered_chain_and_its_marks(use: Use, host: Host) -> None:
-    marks = use(RulesClassifier(MASK))
-    marks.make(4, {ONE: 2, OTHER_PORT: 3})
+def test_make_replaces_an_altered_chain_and_its_assignments(use: Use, host: Host) -> None:
+    classifier = use(RulesClassifier(MASK))
+    classifier.make(4, {ONE: 2, OTHER_PORT: 3})
     host.run("iptables-legacy", "-t", "mangle", "-I", "OUTPUT", "-j", "MPTCP-THROTTLE")
     host.run("iptables-legacy", "-t", "mangle", "-A", "MPTCP-THROTTLE", "-j", "RETURN")
-    assert marks.read()[4].altered
-    assert marks.count() == {4: None}
-    marks.make(4, {TWO: 4})
-    assert marks.read() == {4: AssignmentState({TWO: 4})}
+    assert classifier.read()[4].altered
+    assert classifier.count() == {4: None}
+    classifier.make(4, {TWO: 4})
+    assert classifier.read() == {4: AssignmentState({TWO: 4})}
     assert in_kernel(host) == {TWO: 4}
-    marks.remove(4)
+    classifier.remove(4)
 
 
-@pytest.mark.parametrize("marks", [*ALL_BACK_ENDS, "ovs"], indirect=True)
-def test_back_end_changes_marks_by_the_thousand(marks: Classifier) -> None:
+@pytest.mark.parametrize("classifier", [*ALL_CLASSIFIERS, "ovs"], indirect=True)
+def test_classifier_changes_assignments_by_the_thousand(classifier: Classifier) -> None:
     many = numbered(1500)
     first = numbered(100)
     later = {end: minor for end, minor in many.items() if end not in first}
-    marks.make(4, first)
-    marks.change(4, later, {})
-    assert marks.read() == {4: AssignmentState(many)}
-    assert marks.count() == {4: 1500}
-    marks.change(4, {}, later)
-    assert marks.read() == {4: AssignmentState(first)}
+    classifier.make(4, first)
+    classifier.change(4, later, {})
+    assert classifier.read() == {4: AssignmentState(many)}
+    assert classifier.count() == {4: 1500}
+    classifier.change(4, {}, later)
+    assert classifier.read() == {4: AssignmentState(first)}
 
 
-@pytest.mark.parametrize("left_by", BACK_ENDS)
-def test_back_end_removes_what_another_one_left(marks: Classifier, host: Host, use: Use, left_by: str) -> None:
-    if marks.kind == left_by:
+@pytest.mark.parametrize("left_by", PACKET_CLASSIFIERS)
+def test_classifier_removes_what_another_one_left(classifier: Classifier, host: Host, use: Use, left_by: str) -> None:
+    if classifier.kind == left_by:
         return
     earlier = use(by_packet(left_by))
     earlier.make(4, {ONE: 2})
     earlier.make(6, {SIX: 2})
-    assert [(version, chain.altered) for version, chain in marks.read().items()] == [(4, True), (6, True)]
-    marks.make(4, {TWO: 3})
-    marks.remove(6)
-    assert marks.read() == {4: AssignmentState({TWO: 3})}
-    assert is_in_kernel(marks, host, {TWO: 3})
-    assert ("MPTCP-THROTTLE" in left(host)) == (marks.kind == "rules")
-    assert ("table ip mptcp-throttle" in left(host)) == (marks.kind == "nft")
+    assert [(version, chain.altered) for version, chain in classifier.read().items()] == [(4, True), (6, True)]
+    classifier.make(4, {TWO: 3})
+    classifier.remove(6)
+    assert classifier.read() == {4: AssignmentState({TWO: 3})}
+    assert is_in_kernel(classifier, host, {TWO: 3})
+    assert ("MPTCP-THROTTLE" in left(host)) == (classifier.kind == "rules")
+    assert ("table ip mptcp-throttle" in left(host)) == (classifier.kind == "nft")
     assert "table ip6 mptcp-throttle" not in left(host)
 
 
@@ -233,57 +233,57 @@ NEW_CHAIN: Final = "nft delete chain ip mptcp-throttle postrouting; nft add chai
     ],
 )
 def test_make_replaces_an_altered_table(host: Host, use: Use, by_hand: str) -> None:
-    marks = use(NftClassifier())
-    marks.make(4, {ONE: 2, OTHER_PORT: 3})
-    marks.make(6, {SIX: 3})
-    assert marks.read() == {4: AssignmentState({ONE: 2, OTHER_PORT: 3}), 6: AssignmentState({SIX: 3})}
+    classifier = use(NftClassifier())
+    classifier.make(4, {ONE: 2, OTHER_PORT: 3})
+    classifier.make(6, {SIX: 3})
+    assert classifier.read() == {4: AssignmentState({ONE: 2, OTHER_PORT: 3}), 6: AssignmentState({SIX: 3})}
     host.run("sh", "-ec", by_hand)
-    assert marks.count() == {4: None, 6: 1}
-    assert marks.read()[4].altered
-    marks.make(4, {TWO: 4})
-    assert marks.read() == {4: AssignmentState({TWO: 4}), 6: AssignmentState({SIX: 3})}
+    assert classifier.count() == {4: None, 6: 1}
+    assert classifier.read()[4].altered
+    classifier.make(4, {TWO: 4})
+    assert classifier.read() == {4: AssignmentState({TWO: 4}), 6: AssignmentState({SIX: 3})}
     assert in_kernel(host) == {TWO: 4, SIX: 3}
-    marks.remove(4)
-    marks.remove(6)
+    classifier.remove(4)
+    classifier.remove(6)
 
 
 def test_chain_on_the_other_side_of_nat_is_altered(host: Host, use: Use) -> None:
     use(NftClassifier()).make(4, {ONE: 2})
-    marks = use(NftClassifier(AFTER_NAT))
-    assert marks.count() == {4: None}
-    marks.make(4, {ONE: 2})
-    assert marks.read() == {4: AssignmentState({ONE: 2})}
+    classifier = use(NftClassifier(AFTER_NAT))
+    assert classifier.count() == {4: None}
+    classifier.make(4, {ONE: 2})
+    assert classifier.read() == {4: AssignmentState({ONE: 2})}
     assert "hook postrouting priority srcnat + 1;" in host.run("nft", "list", "table", "ip", "mptcp-throttle").stdout
-    marks.remove(4)
+    classifier.remove(4)
 
 
 def test_flush_of_all_nftables_is_counted_and_read(host: Host, use: Use) -> None:
-    marks = use(NftClassifier())
-    marks.make(4, {ONE: 2})
-    assert marks.read() == {4: AssignmentState({ONE: 2})}
+    classifier = use(NftClassifier())
+    classifier.make(4, {ONE: 2})
+    assert classifier.read() == {4: AssignmentState({ONE: 2})}
     host.run("nft", "flush", "ruleset")
-    assert marks.count() == {}
+    assert classifier.count() == {}
     with pytest.raises(KernelError, match=r"^nft add element ip mptcp-throttle subflows: .*: ENOENT$"):
-        marks.change(4, {TWO: 3}, {})
-    assert marks.read() == {}
-    marks.make(4, {ONE: 2})
-    assert marks.count() == {4: 1}
-    marks.remove(4)
+        classifier.change(4, {TWO: 3}, {})
+    assert classifier.read() == {}
+    classifier.make(4, {ONE: 2})
+    assert classifier.count() == {4: 1}
+    classifier.remove(4)
 
 
 def test_foreign_nftables_stay_and_a_change_of_them_costs_one_reading(host: Host, use: Use) -> None:
     host.run("nft", "add table ip others; add chain ip others mptcp-throttle; add table inet mptcp-throttle")
     before = host.run("nft", "list", "ruleset").stdout
-    marks = use(NftClassifier())
-    assert marks.read() == {}
-    marks.make(4, {ONE: 2})
+    classifier = use(NftClassifier())
+    assert classifier.read() == {}
+    classifier.make(4, {ONE: 2})
     host.run("nft", "add", "rule", "ip", "others", "mptcp-throttle", "counter")
-    assert marks.count() == {4: 1}
+    assert classifier.count() == {4: 1}
     with refused("nft list"):
-        assert marks.count() == {4: 1}  # nothing has changed since, nothing is read
-        marks.change(4, {TWO: 2}, {})
-        assert marks.count() == {4: 2}
-    marks.remove(4)
+        assert classifier.count() == {4: 1}  # nothing has changed since, nothing is read
+        classifier.change(4, {TWO: 2}, {})
+        assert classifier.count() == {4: 2}
+    classifier.remove(4)
     host.run("nft", "flush", "chain", "ip", "others", "mptcp-throttle")
     assert host.run("nft", "list", "ruleset").stdout == before
     host.run("nft", "flush", "ruleset")
@@ -293,28 +293,28 @@ CHANGING: Final = "while true; do nft add table ip others; nft add chain ip othe
 
 
 def test_tables_are_read_while_another_program_keeps_changing_its_own(host: Host, use: Use) -> None:
-    marks = use(NftClassifier())
+    classifier = use(NftClassifier())
     many = numbered(9000)
-    marks.make(4, many)
-    assert marks.read() == {4: AssignmentState(many)}
+    classifier.make(4, many)
+    assert classifier.read() == {4: AssignmentState(many)}
     changing = host.start("changing", "sh", "-c", CHANGING)
     began = time.monotonic()
     while time.monotonic() < began + 3:
-        assert marks.read() == {4: AssignmentState(many)}
-        assert marks.count() == {4: 9000}
+        assert classifier.read() == {4: AssignmentState(many)}
+        assert classifier.count() == {4: 9000}
     assert changing.exit_status is None
     changing.stop()
     host.run("nft", "flush", "ruleset")
 
 
 def test_change_of_a_map_is_made_as_a_whole(use: Use) -> None:
-    marks = use(NftClassifier())
-    marks.make(4, {ONE: 2, TWO: 3})
+    classifier = use(NftClassifier())
+    classifier.make(4, {ONE: 2, TWO: 3})
     with pytest.raises(KernelError, match="EEXIST"):
-        marks.change(4, {TWO: 5, OTHER_PORT: 2}, {ONE: 2})
-    assert marks.count() == {4: 2}
-    assert marks.read() == {4: AssignmentState({ONE: 2, TWO: 3})}
-    marks.remove(4)
+        classifier.change(4, {TWO: 5, OTHER_PORT: 2}, {ONE: 2})
+    assert classifier.count() == {4: 2}
+    assert classifier.read() == {4: AssignmentState({ONE: 2, TWO: 3})}
+    classifier.remove(4)
 
 
 def test_nft_makes_no_table_of_iptables() -> None:
@@ -322,11 +322,11 @@ def test_nft_makes_no_table_of_iptables() -> None:
 from pathlib import Path
 from mptcp_throttled.kernel.classes.nft import NftClassifier
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
-marks = NftClassifier()
-marks.make(4, {})
+classifier = NftClassifier()
+classifier.make(4, {})
 assert RulesClassifier(1).read()[4].altered
-marks.remove(4)
-marks.remove(6)
+classifier.remove(4)
+classifier.remove(6)
 assert Path("/proc/net/ip_tables_names").read_text() == Path("/proc/net/ip6_tables_names").read_text() == ""
 """
     subprocess.run(["unshare", "--net", sys.executable, "-c", script], check=True)
@@ -366,38 +366,38 @@ print({version: state.altered for version, state in NftClassifier().read().items
 
 def test_rules_of_another_configuration_are_replaced(host: Host, use: Use) -> None:
     use(RulesClassifier(0xFF00_0000)).make(4, {ONE: 2})
-    marks = use(RulesClassifier(MASK))
-    assert marks.read()[4].altered
-    marks.make(4, {ONE: 2})
-    assert marks.read() == {4: AssignmentState({ONE: 2})}
+    classifier = use(RulesClassifier(MASK))
+    assert classifier.read()[4].altered
+    classifier.make(4, {ONE: 2})
+    assert classifier.read() == {4: AssignmentState({ONE: 2})}
     assert in_kernel(host) == {ONE: 2}
-    marks.remove(4)
+    classifier.remove(4)
 
 
 @pytest.mark.parametrize(
     ("kind", "call"), [("rules", "iptables-legacy -t mangle -A"), ("nft", "nft add table ip mptcp-throttle")]
 )
 def test_make_that_fails_leaves_nothing(use: Use, kind: str, call: str) -> None:
-    marks = use(by_packet(kind))
+    classifier = use(by_packet(kind))
     with refused(call), pytest.raises(KernelError, match=call):
-        marks.make(4, {ONE: 2})
-    assert marks.read() == {}
+        classifier.make(4, {ONE: 2})
+    assert classifier.read() == {}
 
 
 def test_remove_names_a_chain_used_by_a_foreign_rule(host: Host, use: Use) -> None:
-    marks = use(RulesClassifier(MASK))
-    marks.make(4, {ONE: 2})
+    classifier = use(RulesClassifier(MASK))
+    classifier.make(4, {ONE: 2})
     mangle = ("iptables-legacy", "-t", "mangle")
     host.run(*mangle, "-N", "FOREIGN")
     host.run(*mangle, "-A", "FOREIGN", "-j", "MPTCP-THROTTLE")
-    marks.make(4, {TWO: 2})
-    assert marks.read() == {4: AssignmentState({TWO: 2})}
+    classifier.make(4, {TWO: 2})
+    assert classifier.read() == {4: AssignmentState({TWO: 2})}
     with pytest.raises(KernelError, match=r"^iptables-legacy -t mangle -X MPTCP-THROTTLE: "):
-        marks.remove(4)
+        classifier.remove(4)
     assert in_kernel(host) == {}
     host.run(*mangle, "-F", "FOREIGN")
     host.run(*mangle, "-X", "FOREIGN")
-    marks.remove(4)
+    classifier.remove(4)
 
 
 def test_auto_means_nft_or_rules_where_the_kernel_lacks_nftables(use: Use, caplog: pytest.LogCaptureFixture) -> None:
@@ -429,14 +429,14 @@ def test_auto_means_sockets_while_the_program_is_attached(use: Use, sockets: Pac
     ],
 )
 def test_altered_openflow_rule_is_replaced(switch: OpenVswitch, use: Use, rule: str) -> None:
-    marks = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
-    marks.make(4, {ONE: 2})
+    classifier = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
+    classifier.make(4, {ONE: 2})
     switch.rules("add-flow", rule)
-    assert marks.read()[4].altered
-    assert marks.count() == {4: None}
-    marks.make(4, {TWO: 3})
-    assert marks.read() == {4: AssignmentState({TWO: 3})}
-    marks.remove(4)
+    assert classifier.read()[4].altered
+    assert classifier.count() == {4: None}
+    classifier.make(4, {TWO: 3})
+    assert classifier.read() == {4: AssignmentState({TWO: 3})}
+    classifier.remove(4)
     assert not leaves_no_room(Programs(switch.directory), "br0")
 
 
@@ -453,33 +453,33 @@ def other_bridges(switch: OpenVswitch) -> Iterator[None]:
 @pytest.mark.usefixtures("other_bridges")
 def test_openflow_rules_on_another_bridge_than_ours_are_removed(switch: OpenVswitch, use: Use) -> None:
     use(OpenFlowClassifier("eth0", Programs(switch.directory))).make(4, {ONE: 2})
-    marks = use(OpenFlowClassifier("other0", Programs(switch.directory)))
-    assert marks.read()[4].altered
-    marks.make(4, {ONE: 2})
-    assert marks.read() == {4: AssignmentState({ONE: 2})}
+    classifier = use(OpenFlowClassifier("other0", Programs(switch.directory)))
+    assert classifier.read()[4].altered
+    classifier.make(4, {ONE: 2})
+    assert classifier.read() == {4: AssignmentState({ONE: 2})}
     assert "set_queue" not in switch.rules("dump-flows")
-    marks.remove(4)
-    assert marks.read() == {}
+    classifier.remove(4)
+    assert classifier.read() == {}
 
 
 @pytest.mark.usefixtures("other_bridges")
 def test_openflow_rules_are_removed_though_our_port_is_on_no_bridge(switch: OpenVswitch, use: Use) -> None:
     use(OpenFlowClassifier("eth0", Programs(switch.directory))).make(4, {ONE: 2})
-    marks = use(OpenFlowClassifier("eth1", Programs(switch.directory)))
-    assert marks.read()[4].altered
+    classifier = use(OpenFlowClassifier("eth1", Programs(switch.directory)))
+    assert classifier.read()[4].altered
     with pytest.raises(KernelError, match=r"^eth1 is not a port of an Open vSwitch bridge: ENODEV$"):
-        marks.make(4, {ONE: 2})
-    marks.remove(4)
-    assert marks.read() == {}
+        classifier.make(4, {ONE: 2})
+    classifier.remove(4)
+    assert classifier.read() == {}
 
 
 @pytest.mark.parametrize("rule", ["priority=100,udp,actions=drop", "cookie=0x4d507468,udp,actions=drop"])
 def test_rule_of_another_program_leaves_no_room(switch: OpenVswitch, use: Use, rule: str) -> None:
-    marks = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
+    classifier = use(OpenFlowClassifier("eth0", Programs(switch.directory)))
     assert not leaves_no_room(Programs(switch.directory), "br0")
     switch.rules("add-flow", rule)
     assert leaves_no_room(Programs(switch.directory), "br0")
-    assert marks.read() == {}
+    assert classifier.read() == {}
     switch.rules("del-flows", "udp")
 
 
@@ -541,9 +541,9 @@ assert switch.may_be_there and not switch.is_accessible
 
 
 def test_classes_of_a_detached_program_are_gone(use: Use, sockets: PacedSockets) -> None:
-    marks = use(SocketClassifier(sockets, RulesClassifier(MASK)))
-    marks.make(4, {ONE: 2})
+    classifier = use(SocketClassifier(sockets, RulesClassifier(MASK)))
+    classifier.make(4, {ONE: 2})
     sockets.close()
-    assert marks.read() == {4: AssignmentState({})}
+    assert classifier.read() == {4: AssignmentState({})}
     with pytest.raises(KernelError, match="the program is not attached"):
-        marks.make(4, {ONE: 2})
+        classifier.make(4, {ONE: 2})

@@ -1,4 +1,4 @@
-"""What leads subflows to our classes: our iptables chain, a table of nftables, or their sockets.
+"""Which subflows are assigned to our classes: by our iptables chain, a table of nftables, or their sockets.
 
 Read with iptables(8), nft(8) and ss(8).
 """
@@ -12,14 +12,14 @@ from mptcp_lab.oracle import plain
 
 CHAIN: Final = "MPTCP-THROTTLE"
 
-SHOW_MARKS: Final = """\
+SHOW_ASSIGNMENTS: Final = """\
 iptables-legacy -t mangle -S
 ip6tables-legacy -t mangle -S
 for family in ip ip6; do nft list table $family mptcp-throttle 2>/dev/null; done
 ss -tnH --tos state established
 true
 """
-"""A script for sh(1) whose output `parse_marks` reads. nft fails without our table."""
+"""A script for sh(1) whose output `parse_assignments` reads. nft fails without our table."""
 
 _RULE: Final = re.compile(
     rf"^-A {CHAIN} -s (\S+)/\d+ -d (\S+)/\d+ -p tcp -m tcp --sport (\d+) --dport (\d+)"
@@ -33,10 +33,10 @@ _MAP_ELEMENT: Final = re.compile(r"([0-9a-f.:]+) \. (\S+) \. ([0-9a-f.:]+) \. (\
 _JUMP: Final = re.compile(rf"^-A POSTROUTING -p tcp -j {CHAIN}$", re.MULTILINE)
 
 
-class Mark(NamedTuple):
-    """What leads packets from the proxy to the client of a subflow to the class with this minor.
+class ClassAssignment(NamedTuple):
+    """A subflow, by its ends, and the minor of the class that carries what the proxy sends on it.
 
-    `mask` has the bits of the packet mark; 0: it is the priority of the packet or of the socket.
+    `mask`: the bits of the packet mark that name the class; 0: the priority of the packet or of the socket does.
     """
 
     client: str
@@ -47,28 +47,33 @@ class Mark(NamedTuple):
     mask: int
 
 
-def parse_marks(shown: str) -> list[Mark]:
-    """What the output of `SHOW_MARKS` says; of a chain only if there is a jump to it."""
+def parse_assignments(shown: str) -> list[ClassAssignment]:
+    """The assignments in the output of `SHOW_ASSIGNMENTS`, sorted. A chain counts only if there is a jump to it."""
     # Each table begins with the policies of its chains.
     tables = re.split(r"^(?=-P PREROUTING)", shown, flags=re.MULTILINE)
     reached = "".join(table for table in tables if _JUMP.search(table))
     found = [
-        _marked(client, client_port, proxy, proxy_port, mark, mask)
+        _of_rule(client, client_port, proxy, proxy_port, mark, mask)
         for proxy, client, proxy_port, client_port, mark, mask in _RULE.findall(reached)
     ]
     found += [
-        Mark(client, int(client_port), proxy, int(proxy_port), int(minor, 16), 0)
+        ClassAssignment(client, int(client_port), proxy, int(proxy_port), int(minor, 16), 0)
         for table in TABLE.findall(shown)
         if _MAP_RULE.search(table)
         for client, client_port, proxy, proxy_port, minor in _MAP_ELEMENT.findall(table)
     ]
     found += [
-        Mark(plain(client.strip("[]")), int(client_port), plain(proxy.strip("[]")), int(proxy_port), int(minor, 16), 0)
+        ClassAssignment(_plain(client), int(client_port), _plain(proxy), int(proxy_port), int(minor, 16), 0)
         for proxy, proxy_port, client, client_port, minor in _PRIORITY.findall(shown)
     ]
     return sorted(found)
 
 
-def _marked(client: str, client_port: str, proxy: str, proxy_port: str, mark: str, mask: str) -> Mark:
+def _of_rule(client: str, client_port: str, proxy: str, proxy_port: str, mark: str, mask: str) -> ClassAssignment:
     bits = int(mask, 16)
-    return Mark(client, int(client_port), proxy, int(proxy_port), int(mark, 16) // (bits & -bits), bits)
+    return ClassAssignment(client, int(client_port), proxy, int(proxy_port), int(mark, 16) // (bits & -bits), bits)
+
+
+def _plain(address: str) -> str:
+    """An address as ss(8) shows it, without brackets, and as IPv4 if it is mapped."""
+    return plain(address.strip("[]"))
