@@ -50,10 +50,10 @@ def _synopsis(parser: argparse.ArgumentParser) -> Iterator[str]:
     """As argparse prints it: options, then what has no option; but without what the page describes once."""
     for action in parser._actions:
         if action.option_strings and action.dest not in _ONCE:
-            yield f"[{_typed(action)}]"
+            yield _typed(action) if action.required else f"[{_typed(action)}]"
     for action in parser._actions:
         if not action.option_strings:
-            yield _typed(action)
+            yield f"[{_typed(action)}]" if action.nargs == "?" else _typed(action)
 
 
 def _typed(action: argparse.Action) -> str:

@@ -49,6 +49,17 @@ def test_each_command_is_below_its_heading() -> None:
     assert len(re.findall(r"^##+ ", page, re.MULTILINE)) == page.count("<!-- docs/generate: ")
 
 
+def test_synopsis_has_brackets_around_what_may_be_left_out() -> None:
+    page = (REPOSITORY / PAGES / "cli.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^`mptcp-throttle (explain|budgets|fleet publish|fleet rollback) (.*)`$", page, re.MULTILINE)
+    assert dict(lines) == {
+        "explain": "CLIENT [NETWORK]",
+        "budgets": "[NETWORK|CLIENT]",
+        "fleet publish": "--key FILE [--author NAME] [--number NUMBER] [--dry-run]",
+        "fleet rollback": "--key FILE [--author NAME] [--number NUMBER] [--dry-run] [NUMBER]",
+    }
+
+
 def test_options_described_once_are_of_each_program() -> None:
     page = (REPOSITORY / PAGES / "cli.md").read_text(encoding="utf-8")
     for program in packaged_programs(REPOSITORY):

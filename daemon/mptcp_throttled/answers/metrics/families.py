@@ -106,7 +106,7 @@ def _service_families(snapshot: Snapshot, config: RunningConfig) -> Iterator[Met
         [((name,), snapshot.problem_of(name) is None) for name in FeatureName],
     )
     steering = snapshot.features.get(FeatureName.STEERING, FeatureState()).counters
-    yield _counter("pulses", "How often a capped subflow was let send.", (), [((), steering.get("pulses", 0))])
+    yield _counter("pulses", "How often a capped subflow was allowed to send.", (), [((), steering.get("pulses", 0))])
     yield _value("unresolved_errors", "Errors that last, as `status` shows them.", len(snapshot.errors))
 
 
@@ -213,14 +213,14 @@ def _budget_families(budgets: Iterable[BudgetTotals]) -> Iterator[Metric]:
     labels = ("network", "per", "direction", "every")
     yield _gauge(
         "budget_bytes",
-        "How many IP bytes a budget has for a period; per client: each of them; per device: all of them together, "
-        f"in all their networks, and the label network is `{_NO_NETWORK}`.",
+        "IP bytes of a budget for a period; per client: of each client; per device: of all devices together, in all "
+        f"their networks, with the label network `{_NO_NETWORK}`.",
         labels,
         [(key, sums.amount) for key, sums in labelled.items()],
     )
     yield _gauge(
         "budget_used_bytes",
-        "How many of them are used in the present period; per client or device: by all of them together.",
+        "IP bytes of a budget used in the present period; per client or device: by all of them together.",
         labels,
         [(key, sums.used) for key, sums in labelled.items()],
     )
@@ -251,7 +251,7 @@ def _client_families(clients: Sequence[ClientSums]) -> Iterator[Metric]:
     )
     yield _gauge(
         "client_held_back_seconds",
-        "Time, summed over connections, in which data for these clients was held back in the last 10 minutes.",
+        "Time, summed over connections, in which data for the client was held back in the last 10 minutes.",
         ("client",),
         [((client.name,), client.held_back_ms / 1000) for client in clients],
     )
@@ -291,7 +291,7 @@ def _fleet_families(fleet: FleetState, now: float) -> Iterator[Metric]:
 
 
 def _lease_families(leases: LeaseState) -> Iterator[Metric]:
-    text = "Whether shared rates are leased, as other proxies are in reach; only with fleet.url."
+    text = "Whether shared rates are leased; if not, other proxies are out of reach. Only with fleet.url."
     yield _value("leases_ready", text, not leases.rates.is_away)
     yield _value("leases", "Clients with a lease of a shared rate, in each direction.", leases.leases)
 
