@@ -1,4 +1,4 @@
-"""Three proxies with one budget of a client: cut where it ends, wherever bytes went, and whatever the server does."""
+"""Three proxies with one budget of a client: all slow it where the budget ends, whatever happens to the server."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def total(worlds: Sequence[ProxyWorld]) -> int:
     return sum(own(world) for world in worlds)
 
 
-def are_cut(worlds: Sequence[ProxyWorld]) -> bool:
+def are_slowed(worlds: Sequence[ProxyWorld]) -> bool:
     return all(budget(world)["stages_reached"] for world in worlds)
 
 
@@ -83,15 +83,15 @@ def seen(worlds: Sequence[ProxyWorld]) -> list[object]:
 
 
 def use_a_quarter(worlds: Sequence[ProxyWorld]) -> None:
-    """Begin a download on each, and wait until they have carried so much of the budget."""
+    """Begin a download on each, and wait until a quarter of the budget is used."""
     for world in worlds:
         world.download()
     eventually(lambda: total(worlds) > AMOUNT / 4, "a quarter of it is used")
 
 
 def wait_right(worlds: Sequence[ProxyWorld]) -> None:
-    """Wait until all are cut, and know as much as each other."""
-    eventually(lambda: are_cut(worlds), "cut on all", RIGHT_SECONDS, seen=lambda: seen(worlds))
+    """Wait until all have slowed their client, and know of nearly the same use."""
+    eventually(lambda: are_slowed(worlds), "slowed on all", RIGHT_SECONDS, seen=lambda: seen(worlds))
     used = [budget(world)["used"] for world in worlds]
     assert max(used) - min(used) < 2 * FULL_RATE
 
@@ -120,15 +120,15 @@ def full(server: ValkeyServer) -> Iterator[None]:
         server.cli("CONFIG", "SET", "maxmemory", "0")
 
 
-def test_client_is_cut_where_its_budget_ends_on_all_proxies_together(worlds: list[ProxyWorld]) -> None:
+def test_client_is_slowed_where_its_budget_ends_on_all_proxies_together(worlds: list[ProxyWorld]) -> None:
     for world in worlds:
         world.download()
     eventually(lambda: total(worlds) > AMOUNT / 2, "half of it is used")
     assert not any(budget(world)["stages_reached"] for world in worlds)
-    eventually(lambda: are_cut(worlds), "cut on all", seen=lambda: seen(worlds))
-    cut = time.monotonic()
-    eventually(lambda: time.monotonic() > cut + 1, "all that was carried is counted")
-    beyond = total(worlds) - AMOUNT - SLOW_RATE * (time.monotonic() - cut)
+    eventually(lambda: are_slowed(worlds), "slowed on all", seen=lambda: seen(worlds))
+    slowed_at = time.monotonic()
+    eventually(lambda: time.monotonic() > slowed_at + 1, "all that was carried is counted")
+    beyond = total(worlds) - AMOUNT - SLOW_RATE * (time.monotonic() - slowed_at)
     print(f"beyond the budget: {beyond / MEGABYTE:.2f} MB, {beyond / FULL_RATE:.2f} s of the rate")
     assert -0.5 * FULL_RATE < beyond < 0.5 * FULL_RATE
     assert all(receive_rates(world.lab.client, 2)["eth0"] < 1.5 * LIMIT.bits_per_second for world in worlds)
@@ -180,9 +180,9 @@ def test_idle_proxy_cuts_a_client_that_has_used_all_elsewhere(worlds: list[Proxy
     first.download()
     eventually(lambda: own(first) > 0, "anything is counted")
     first.services.cli("budget", "set-used", address, "100MB")
-    eventually(lambda: bool(budget(first)["stages_reached"]), "cut")
+    eventually(lambda: bool(budget(first)["stages_reached"]), "slowed")
     last.download()
-    eventually(lambda: bool(budget(last)["stages_reached"]), "cut, too", within=5, seen=lambda: seen(worlds))
+    eventually(lambda: bool(budget(last)["stages_reached"]), "slowed, too", within=5, seen=lambda: seen(worlds))
     # What it has carried until its use elsewhere was known.
     assert own(last) < 3 * ETHERNET.rate.bytes_per_second
 
@@ -251,7 +251,7 @@ def test_restarted_proxy_goes_on_from_its_own_total(worlds: list[ProxyWorld]) ->
     eventually(lambda: total(worlds) > AMOUNT / 3, "a third of it is used")
     second.daemon.kill()
     second.start_daemon()
-    eventually(lambda: are_cut([first, second]), "cut on both", seen=lambda: seen(worlds))
+    eventually(lambda: are_slowed([first, second]), "slowed on both", seen=lambda: seen(worlds))
     assert total(worlds) < AMOUNT + 2 * FULL_RATE
 
 

@@ -69,7 +69,7 @@ def root_qdisc(world: ProxyWorld, interface: str) -> str:
     return kernel_state(world.proxy, interface)[f"tc qdisc show dev {interface}"]
 
 
-def test_renamed_interface_is_reported_and_strands_nobody(world: ProxyWorld) -> None:
+def test_renamed_interface_is_reported_and_leaves_no_backup(world: ProxyWorld) -> None:
     world.proxy.ip(["link set eth1 name lan1"])
     eventually(lambda: any("its ACKs do not reach" in line for line in not_enforced(world)), "reported", REPORTED)
     eventually(lambda: root_qdisc(world, "lan1").startswith("qdisc pfifo 7: root"), "the saved qdisc restored")

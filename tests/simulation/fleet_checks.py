@@ -29,8 +29,8 @@ LATE_SECONDS: Final = 5.0
 REST_SECONDS: Final = 36.0
 """After so long without traffic and faults, also what is far from a stage is known: 16 s each to publish and read."""
 
-CUT_SECONDS: Final = 1.0
-"""A client that reaches a stage is cut so soon on each proxy: 0.4 s to count, and 0.25 s each to publish and read."""
+SLOWED_SECONDS: Final = 1.0
+"""How soon a client at a stage is slowed on each proxy: 0.4 s to count, and 0.25 s each to publish and read."""
 
 _FAR_PART: Final = 18.0 / FAR_SECONDS
 """Who is far from a stage by what it carries at a proxy carries no more there in the 16 s until that reads again."""
@@ -226,7 +226,7 @@ class FleetChecks:
         few = _FAR_PART * budget.stages[reached - 1].at * budget.amount
         if late * given > few:
             self.latest_cut = max(self.latest_cut, late)
-            if late > CUT_SECONDS:
+            if late > SLOWED_SECONDS:
                 raise Violation(
                     f"F4: {proxy.name} gives {subject} {given:.0f} bytes/s, {late:.2f} s after it was to have"
                     f" {budget.stages[reached - 1]}"
