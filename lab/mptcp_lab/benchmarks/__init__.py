@@ -1,1 +1,1 @@
-"""Measurements that print figures; one module each, run by `benchmarks/NAME`. They are not tests."""
+"""Measurements that print figures, not tests: `benchmarks/NAME` runs the module of that name."""

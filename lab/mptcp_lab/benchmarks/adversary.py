@@ -1,7 +1,7 @@
 """What attacks achieve: the rate of the attacked path, or the attacker's, before, during and after each.
 
-Held off is an attack during which a throttled path carries at most 1.05 of its rate over any 5 s, and a free one at
-least 0.98 of what it carried before; whatever a host off the path sends, connections are shown as they are.
+An attack is held off if during it a throttled path carries at most 1.05 of its rate over any 5 s, and a free path at
+least 0.98 of what it carried before. If a host off the path attacks, connections must also be shown as they are.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """How much a client uses beyond a stage of its budget, while it downloads as fast as its access network carries.
 
-A download over Ethernet and Wi-Fi (56 Mb/s), Wi-Fi being preferred. Ethernet has a budget per client, which ends in the
-midst of the download; then it has 64 kb/s. The overshoot is what the proxy's sockets have carried for the client, by
-the formula of budgets, beyond the amount, 1 s after the daemon has said that the budget is used. Side by side: counted
-in the kernel; by the daemon alone, whose maps of allowances the kernel refuses; and with `pacing: false` (`unpaced`).
+A download over Ethernet and Wi-Fi (56 Mb/s), Wi-Fi being preferred. Ethernet has a budget per client, which ends during
+the download; then its rate is 64 kb/s. The overshoot is what the proxy's sockets have carried for the client beyond the
+amount, by the formula of budgets. It is taken 1 s after the daemon has said that the budget is used. Side by side:
+counted in the kernel; by the daemon alone, whose maps of allowances the kernel refuses; and with `pacing: false`
+(`unpaced`).
 
 Cases: `downloads`, `--downloads` at once. `short`: 20 per second of 100 kB each. `joining`: connections over Wi-Fi join
 over Ethernet in the last second. `mixed`: a download without MPTCP, with 8 Mb/s, beside the others; what it carries
-after the stage does not count. `added`: so much again is added about when the budget is used. `killed`: the daemon is
-killed about then, and started at once.
+after the stage does not count. `added`: the same amount is added at about the time when the budget is used. `killed`:
+the daemon is killed at about that time, and started at once.
 """
 
 from __future__ import annotations

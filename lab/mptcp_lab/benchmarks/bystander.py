@@ -1,8 +1,8 @@
 """What one client's cap costs another client that is not capped: throughput and round-trip time.
 
-Both use the same Squid at the same time: a plain TCP client downloads over its Ethernet (10 Mb/s), and an MPTCP client,
-whose Ethernet is capped while our services run, downloads or uploads. Then the proxy's interface has HTB, and its
-cgroup our program; or our program sees what leaves through the interface.
+Both use the same Squid at the same time. A plain TCP client, the bystander, downloads over its Ethernet (10 Mb/s). An
+MPTCP client downloads or uploads, and its Ethernet is capped while our services run. For downloads the proxy's
+interface then has HTB, and its cgroup our program; for uploads our program sees what leaves through the interface.
 """
 
 from __future__ import annotations

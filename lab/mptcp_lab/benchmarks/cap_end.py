@@ -1,8 +1,8 @@
 """How long a cap outlasts its preferred path, by the kernel's account: until the capped socket has no pace any more.
 
 A download over Ethernet, capped, and Wi-Fi. Wi-Fi then ends: the client resets the subflow there, or the proxy's kernel
-does, or the client removes its address there (REMOVE_ADDR). Times are from the start of the command that does it, and
-include it. ss(8) tells when the socket is free; each look takes some milliseconds.
+does, or the client removes its address there (REMOVE_ADDR). Times begin when the command that does it is started. ss(8)
+shows when the socket is free; each call of it takes some milliseconds.
 """
 
 from __future__ import annotations

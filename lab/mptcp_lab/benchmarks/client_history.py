@@ -1,7 +1,7 @@
 """How much the history of many clients takes over a day: memory, file, and processor time of one flush.
 
-A day passes in the database as fast as it can be written: each minute other clients carry something. Every five seconds
-is what a daemon would flush; here it is every minute, with as many clients at a time.
+A day passes in the database as fast as it can be written: each minute other clients carry something. A daemon flushes
+every five seconds; here it is every minute, with as many clients at a time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Opens connections that exist only as frames, not in any kernel.
 
-`python -m mptcp_lab.benchmarks.crowd INTERFACE PROXY PORT RATE CLIENTS PER`: CLIENTS clients open PER connections each,
-by an MP_CAPABLE handshake over Wi-Fi and an MP_JOIN over Ethernet, with the keys and HMACs of RFC 8684. All six
-segments, the proxy's too, are sent on INTERFACE at RATE frames per second. No host has their hardware address, so only
-a capture sees them.
+`python -m mptcp_lab.benchmarks.crowd INTERFACE PROXY PORT RATE CLIENTS PER`: CLIENTS clients open PER connections each.
+A connection is an MP_CAPABLE handshake over Wi-Fi and an MP_JOIN over Ethernet, with the keys and HMACs of RFC 8684.
+All six segments, the proxy's too, are sent on INTERFACE at RATE frames per second. No host has their hardware address,
+so only a capture sees them.
 """
 
 from __future__ import annotations

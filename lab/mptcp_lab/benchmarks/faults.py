@@ -1,8 +1,8 @@
 """Random faults during transfers: services are killed, calls are refused, other programs delete our kernel objects.
 
 A run follows from its seed alone. After the faults the services are recovered as systemd or an operator would do it.
-Within 2 s the kernel state must be the planned or the original one, and no subflow a backup without a reason, at the
-client or at the proxy; the transfer must complete; and at the end the original state must be restored.
+Within 2 s the kernel state must be the planned or the original one. By then no subflow may be a backup without a
+reason, at the client or at the proxy. The transfer must complete, and at the end the original state must be restored.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """How long downloads take that are capped from their first moment: one, six at once, a page of 30 objects over six.
 
 Side by side: plain TCP over Wi-Fi (56 Mb/s) alone, MPTCP over Ethernet (10 Mb/s) and Wi-Fi without a cap, and the same
-with Ethernet capped to 1 Mb/s: by HTB alone (the seed's method), by paces without prevention of discards and with it,
-by steering, and by paces with a provisional one of 0.3 s besides. The connection begins over Ethernet, and Wi-Fi joins
-it. Times are from the first SYN to the last byte, in seconds; a ratio is a time divided by the median
-of plain TCP over Wi-Fi of the same cell.
+with Ethernet capped to 1 Mb/s. The methods of the cap: HTB alone, as in the thesis (`seed`); paces without prevention
+of discards, and with it; steering; and paces with `provisional: 300ms`. The connection begins over Ethernet, and Wi-Fi
+joins it. Times are from the first SYN to the last byte, in seconds. A ratio is a time divided by the median of plain
+TCP over Wi-Fi in the same cell.
 
 `late`: Wi-Fi joins a download of 10 MB after 0.8 s, so that the cap begins in mid-transfer. There a ratio is a time
-divided by the ideal one: all of Ethernet until Wi-Fi has joined, then all of Wi-Fi and the cap.
+divided by the ideal one, with all of Ethernet until Wi-Fi has joined, and then all of Wi-Fi and the cap.
 
 `video`: ten chunks of 2 MB, one every 4 s, each over a connection of its own. Its time is that of the slowest chunk,
-from when it was due, and its ratio is to 4 s: up to 1, no chunk is late.
+from when it was due. Its ratio is to 4 s: up to 1, no chunk is late.
 
 `ethernet kB` is what the client's Ethernet has received, with headers: the expensive bytes (median and largest).
 
@@ -54,7 +54,7 @@ from mptcp_throttle.units import Rate
 
 VARIANTS: Final = ("wifi", "uncapped", "htb", "discarding", "paced", "steered", "provisional")
 SIZES: Final = ("0.1", "0.3", "1", "3", "10", "20", "6x0.3", "6x3")
-"""Documents of so many MB; `6x3`: six of 3 MB at once, over a connection each. Besides, `page` and `late`."""
+"""A number is the MB of a document; `6x3`: six of 3 MB at once, over a connection each. See above for the others."""
 
 _PAGE: Final = "page"
 _LATE: Final = "late"
@@ -123,14 +123,14 @@ WORLDS: Final[Mapping[str, World]] = {
     "wifi-20": World(wifi=Rate(20_000_000)),
     "plain": World(in_order=False, metrics_saved=True, router_queue=200_000, origin_cc="bbr", recommended=False),
 }
-"""`plain` is what namespaces have whose builder has set nothing: all of these things at once."""
+"""`plain` has all differences at once: it is what namespaces have if nothing is set in them."""
 
 _KERNEL_DEFAULTS: Final = {"net/ipv4/tcp_wmem": "4096 16384 4194304", "net/ipv4/tcp_notsent_lowat": "4294967295"}
 
 
 class Fetched(NamedTuple):
-    """How long a download took, in seconds, and over Ethernet how many bytes; how long it would have taken at best,
-    where that is not measured; and the packets discarded."""
+    """A download: its seconds, its bytes over Ethernet, its shortest possible seconds where these are not measured, and
+    the packets discarded."""
 
     seconds: float
     ethernet_bytes: int
@@ -339,7 +339,8 @@ def main() -> None:
         "--sizes", nargs="+", choices=(*_MEASURED, _VIDEO), default=_MEASURED, help="default: all but video"
     )
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
-    parser.add_argument("--fleet", nargs="+", choices=STATES[1:], default=[], help="besides; default: none")
+    fleet_help = "measure also while budgets are shared by a server in this state; default: none"
+    parser.add_argument("--fleet", nargs="+", choices=STATES[1:], default=[], help=fleet_help)
     parser.add_argument("--runs", type=int, default=100, help="of each; default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order; default: %(default)s")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)

@@ -1,9 +1,9 @@
-"""What it takes to share by a real server, and how well it works, in four parts.
+"""What it costs to share budgets and rates by a real server, and how exact it is, in four parts.
 
 `proxies`: three real proxies in namespaces. `ledgers`: many without clients, on a simulated clock. `leases`: shared
-rates. `memory`: what a client takes at the server, by the number of proxies that have carried it.
+rates. `memory`: what a client takes at the server, by the number of proxies that it has used.
 
-Beyond the budget is what was carried until the last proxy knew that the budget is used.
+"Beyond the budget" is what was carried until the last proxy knew that the budget was used.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def main() -> None:
     parser.add_argument("--proxies", type=int, default=50, help="an even number; default: %(default)s")
     parser.add_argument("--active", type=int, default=2000, help="clients of each; default: %(default)s")
     parser.add_argument(
-        "--together", type=int, default=10, help="one of so many is at two proxies; default: %(default)s"
+        "--together", type=int, default=10, help="one of N clients is at two proxies; default: %(default)s"
     )
     parser.add_argument("--leases", type=int, nargs="+", default=[100, 1000, 10_000], help="default: 100 1000 10000")
     parser.add_argument(
-        "--changing", type=int, default=10, help="one of so many leases changes each second; default: %(default)s"
+        "--changing", type=int, default=10, help="one of N leases changes each second; default: %(default)s"
     )
     parser.add_argument("--seconds", type=int, default=48, help="of `ledgers` and of `leases`; default: %(default)s")
     options = parser.parse_args()

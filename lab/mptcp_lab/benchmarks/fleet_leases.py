@@ -1,7 +1,7 @@
 """What leases of shared rates cost: processor time of a proxy's threads, and of a real server.
 
-Each lease is of a client who asks for more than its floor at two proxies; some ask for something else each second. The
-figures are of one of the proxies, but for those of the server.
+Each lease is that of a client which asks for more than its floor at two proxies. Some clients ask for another rate each
+second. Figures are those of one of the proxies, or of the server.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _ROUND_SECONDS: Final = 1.0
 _FOLLOWS: Final = 4
 """In each second, as the thread that follows time does."""
 _SETTLE_ROUNDS: Final = 6
-"""Until all leases are what is asked for, and only those who ask for something else matter."""
+"""Until all leases are as asked for: from then on, only clients that ask for another rate cost anything."""
 
 
 class _Proxy:
-    """One that asks for the rates of so many clients, for something else of one of `changing` in each round.
+    """A proxy that asks for the rates of `clients`; for one of `changing` it asks for another rate in each round.
 
-    `used` is the processor time of its threads.
+    `used` is the processor time of its threads, in seconds.
     """
 
     def __init__(self, name: str, clients: int, changing: int, url: ServerUrl) -> None:
@@ -54,7 +54,7 @@ class _Proxy:
 
     @property
     def leases(self) -> int:
-        """How many it holds."""
+        """The number of leases that it holds."""
         return len(self._book.held.leased)
 
     def round(self) -> None:
@@ -73,7 +73,7 @@ class _Proxy:
 
 
 def measure(clients: int, changing: int, server: ValkeyServer, seconds: int) -> dict[str, float]:
-    """The figures with so many leases, of which one of `changing` changes each second."""
+    """The figures with `clients` leases, of which one of `changing` changes each second, over `seconds`."""
     names = "proxy-1", "proxy-2"
     proxies = [_Proxy(name, clients, changing, ServerUrl.parse(server.url_of(name))) for name in names]
     deadline = time.monotonic() + _JOIN_SECONDS

@@ -1,12 +1,12 @@
 """Proxies of a fleet without clients: the product's ledger and exchange of each, all in one process, and a real server.
 
-The clock is simulated: the processor time of the server, and what it does, are of a simulated second, however long the
-ledgers take for it. So nothing here shows what a server that is out of breath does.
+The clock is simulated: figures of the server are per simulated second, however long the ledgers take for it. So nothing
+here shows how an overloaded server behaves.
 
-Each client is that of one proxy, but some carry the same at a second one at the same time. Of each proxy so many are
-active at any time: a 500th of them begins each second, and as many end; a 2500th reaches the stage of its budget. All
-are counted every 5 s, as the daemon does with 10 000 clients, and those that are within 10 s of the stage in each tick,
-as programs in the kernel count these.
+Each client uses one proxy; some use a second one at the same time, equally. The same number is active at each proxy at
+any time: each second 1 of 500 begins, as many end, and 1 of 2500 reaches the stage of its budget. All are counted every
+5 s, as the daemon does with 10 000 clients. Those within 10 s of the stage are counted in each tick, as programs in the
+kernel would.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ _KEPT_SECONDS: Final = 32 * 86400
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many `clients` the server has totals of, and how many are `active` at each of the proxies, of which there is
-    an even number; one of `together` carries at two of them."""
+    """The load: the server has totals of `clients`, and `active` of them carry at each of an even number of `proxies`.
+
+    One of `together` carries at two of them.
+    """
 
     clients: int
     proxies: int
@@ -94,7 +96,7 @@ class Load:
         return (self.active - number) / (_CROSSINGS * self.active) if number < self.active else math.inf
 
     def near(self, now: float) -> range:
-        """Those that reach their stage within ten seconds, or have reached it so lately."""
+        """The clients that reach their stage within ten seconds, or have reached it in the last ten."""
         first, last = (
             self.active - int(_CROSSINGS * self.active * max(at, 0.0))
             for at in (now + _CROSSING_SECONDS, now - _CROSSING_SECONDS)
@@ -123,7 +125,7 @@ class Watched:
 
 
 class _Proxy:
-    """A proxy's ledger, as its thread knows it, and the thread, which has `used` so much processor time."""
+    """A proxy's ledger, as the thread of the fleet sees it, and the thread; `used` is its processor time in seconds."""
 
     def __init__(self, number: int, load: Load, url: ServerUrl, period: Period, watched: Watched) -> None:
         self.used = 0.0
@@ -188,7 +190,7 @@ class _Proxy:
             other.known(self._load.number(each.subject), each.elsewhere.used, self._now)
 
     def known(self, number: int, total: int, now: float) -> None:
-        """Another proxy knows now that a client has used so much here."""
+        """Another proxy knows from `now` on that a client has used `total` bytes here."""
         unknown = self._unknown.get(number, deque())
         while unknown and unknown[0][1] <= total:
             at, _ = unknown.popleft()
@@ -205,7 +207,7 @@ class _Proxy:
 
 
 def measure(load: Load, server: ValkeyServer, seconds: float) -> dict[str, float]:
-    """The figures of so many simulated seconds."""
+    """The figures of `seconds` on the simulated clock."""
     url, wall = ServerUrl.parse(server.url), time.time()
     period = period_at(_BUDGET.every, _BUDGET.starts, wall, None)
     watched = Watched(SETTLE_SECONDS)
@@ -239,7 +241,7 @@ def _fill(load: Load, url: ServerUrl, period: Period, first: int) -> None:
 
 
 def bytes_per_client(server: ValkeyServer, fields: Sequence[int], clients: int = 20_000) -> dict[str, float]:
-    """What the server's memory grows by for a client whom so many proxies have carried."""
+    """The growth of the server's memory, in bytes per client, by the number of proxies that the client has used."""
     url = ServerUrl.parse(server.url)
     period = period_at(_BUDGET.every, _BUDGET.starts, time.time(), None)
     grown: dict[str, float] = {}

@@ -1,8 +1,8 @@
 """Three real proxies with a client each, which count as the same one, and a real server: a budget that they share.
 
-All clients receive as fast as 10 Mb/s allow, until 30 MB are used on all proxies together. Beyond the budget is what
-was carried until the last proxy had cut its client, also in seconds of all rates. The age of bytes elsewhere is the
-time since the other proxy has counted them, as seen from outside, 20 times per second.
+All clients receive as fast as 10 Mb/s allow, until 30 MB are used on all proxies together. "Beyond the budget" is what
+was carried until the last proxy had slowed its client, also in seconds of all rates together. "Age of bytes elsewhere"
+is how long ago another proxy had counted the bytes that a proxy knows of; it is read 20 times per second.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
     at: float
     own: tuple[int, ...]
     elsewhere: tuple[int, ...]
-    cut: tuple[bool, ...]
+    slowed: tuple[bool, ...]
 
 
 def measure(directory: Path) -> dict[str, float]:
@@ -76,16 +76,16 @@ def _is_connected(services: Services) -> bool:
 
 
 def _watch(running: Sequence[Services]) -> list[Seen]:
-    """What the proxies say until all have cut the client. Raises LabError if they do not."""
+    """What the proxies say until all have slowed the client. Raises LabError if they do not."""
     seen: list[Seen] = []
     deadline = time.monotonic() + _MOST_SECONDS
-    while not (seen and all(seen[-1].cut)):
+    while not (seen and all(seen[-1].slowed)):
         if time.monotonic() > deadline:
-            raise LabError(f"not cut on all proxies after {_MOST_SECONDS:g} s: {seen[-1]}")
+            raise LabError(f"not slowed on all proxies after {_MOST_SECONDS:g} s: {seen[-1]}")
         budgets = [next(iter(services.ask("budgets")["budgets"]), None) for services in running]
         shown = [(0, 0, False) if each is None else _shown(each) for each in budgets]
-        own, elsewhere, cut = zip(*shown, strict=True)
-        seen.append(Seen(time.monotonic(), own, elsewhere, cut))
+        own, elsewhere, slowed = zip(*shown, strict=True)
+        seen.append(Seen(time.monotonic(), own, elsewhere, slowed))
         time.sleep(_LOOK_SECONDS)
     return seen
 
@@ -96,7 +96,7 @@ def _shown(budget: dict[str, int]) -> tuple[int, int, bool]:
 
 
 def of_budget(seen: Sequence[Seen]) -> dict[str, float]:
-    """What was carried beyond the budget until the last proxy had cut the client."""
+    """What was carried beyond the budget until the last proxy had slowed the client: in MB, and in seconds."""
     beyond = sum(seen[-1].own) - _AMOUNT
     return {
         "beyond the budget, MB": beyond / 1e6,

@@ -54,7 +54,7 @@ def sharing(services: Services, state: str) -> Iterator[FleetServer | None]:
 
 
 class FleetServer:
-    """The server of running services, which shall come into this state."""
+    """The server of running services, which `in_state` brings into the state."""
 
     def __init__(self, services: Services, server: ValkeyServer, state: str) -> None:
         self._services = services

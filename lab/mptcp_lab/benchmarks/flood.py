@@ -40,7 +40,7 @@ def _start_flood(lab: Lab, rate: int, seconds: float) -> Process:
 
 
 def measure(rate: int, seconds: float) -> dict[str, Json]:
-    """Flood with `rate` SYNs per second for `seconds`, and open real connections meanwhile."""
+    """The figures of a flood of `rate` SYNs per second for `seconds`, during which real connections are opened."""
     with build(unshaped(ClientSpec("user"), ClientSpec("attacker"))) as lab:
         start_server(lab.proxy, PORT)
         services = Services(lab.proxy)

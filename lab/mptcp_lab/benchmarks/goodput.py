@@ -2,8 +2,9 @@
 
 Each transfer is a download or an upload through Squid over Ethernet (10 Mb/s) and Wi-Fi (56 Mb/s; 40 for uploads). The
 usual methods: `seed` is HTB alone, for downloads; `ifb` is HTB on an IFB device, for uploads, as traffic shapers do it.
-The rates begin with the connection, or in mid-transfer, and end in mid-transfer. Permitted is the payload of the sum of
-both rates: 1428 of 1514 bytes of every full frame (Ethernet 14, IPv4 20, TCP with time stamps 32, DSS 20).
+The rates begin with the connection, or in mid-transfer, and end in mid-transfer. "Permitted" is the payload that both
+rates together can carry: 1428 of the 1514 bytes of a full frame (Ethernet 14, IPv4 20, TCP with time stamps 32, DSS
+20).
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ _UPLINK_WIFI: Final = Rate(40_000_000)
 PAYLOAD_PART: Final = 1428 / 1514
 """Of every full frame."""
 
-# After the loss that ends its slow start CUBIC takes K = 5.7 s (RFC 9438, section 4.2) at 56 Mb/s and 50 ms with a
-# queue of as much; a transfer throttled before that has not reached its full rate yet.
+# After the loss that ends its slow start, CUBIC takes K = 5.7 s (RFC 9438, section 4.2) at 56 Mb/s, with 50 ms of delay
+# and 50 ms of queue. A transfer that is throttled before has not reached its full rate yet.
 _BEFORE_SECONDS: Final = 6.0
 _AFTER_SECONDS: Final = 1.5
 _DRAIN_SECONDS: Final = {"down": 1.5, "up": FORGIVEN_SECONDS}  # DRAIN_NS of throttle.bpf.c
@@ -384,7 +385,7 @@ def main() -> None:
     parser.add_argument("--caps", nargs="+", type=number_pair, metavar="MBPS+MBPS")
     parser.add_argument("--begins", nargs="+", choices=BEGINS, default=BEGINS, help="when the rates begin")
     parser.add_argument("--variants", nargs="+", choices=sorted({*chain(*VARIANTS.values())}))
-    parser.add_argument("--seconds", type=float, default=8.0, help="between the rates' begin and end; default: 8")
+    parser.add_argument("--seconds", type=float, default=8.0, help="from the start to the end of the rates; default: 8")
     parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the order of transfers; default: %(default)s")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)

@@ -1,12 +1,13 @@
-"""How long a JOIN takes from its SYN to the pace in the kernel and to the mark, beside nothing and beside a transfer.
+"""How long a JOIN takes from its SYN to the pace and to the class assignment, alone and beside a transfer.
 
-Steering is off: with it, marks are for connections that have lasted a second.
-What is capped is the joining subflow, or its sibling: the first subflow of the connection. `paced` is the kernel's own
-account (`join_observer`), of the pace alone. `marked` is taken in the services, whose stages note when each is done: a
-mark is done when the kernel has acknowledged it; there the time of the SYN is the time stamp of its capture. Every
-subflow has its own rate, so that each JOIN needs a class, a mark and a pace. A JOIN that the proxy's kernel counts and
-that is never paced, or marked, is missed; for each that is not marked the stages that it reached are printed, and when
-its connection left the table.
+Steering is off: with it, only connections that have lasted a second get class assignments. Every subflow has its own
+rate, so that each JOIN needs a class, an assignment to it, and a pace. What is capped is the joining subflow, or its
+sibling: the first subflow of the connection.
+
+`paced` is when the socket has its pace, as the kernel reports (`join_observer`). `marked` is when the kernel has
+acknowledged the class assignment; the stages of the services note this, and the SYN has the time stamp of its capture.
+A JOIN that the proxy's kernel counts is missed if it is never paced, or marked. For each that is not marked, the stages
+that it reached are printed, and when its connection left the table.
 
 `--fleet` measures each case also while the proxy shares budgets by a server, which is healthy, or not (`fleet_states`).
 """
@@ -167,7 +168,7 @@ def networks(*, joiner: bool) -> tuple[AccessNetwork, AccessNetwork]:
 
 
 def _notes(file: Path) -> dict[str, dict[str, float]]:
-    """The first time of every key, by stage; the key of a class is the subflow that is marked for it."""
+    """The first time of every key, by stage; the key of a class is the subflow that is assigned to it."""
     notes: dict[str, dict[str, float]] = {}
     classed: dict[str, float] = {}
     for line in file.read_text(encoding="ascii").splitlines():

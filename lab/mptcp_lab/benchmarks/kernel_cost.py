@@ -1,16 +1,20 @@
-"""Processor time of the services per joined connection and per download, and of the programs in the kernel per call,
-packet and GB.
+"""Processor time of services and kernel programs, for joins, downloads, a transfer and uploads.
 
-Downloads have 100 kB, through Squid, over a new connection each, which the client closes 0.1 s later. It begins over
-Ethernet, which is capped once Wi-Fi has joined; the cap is higher than the rate. Squid's own time is beside that of the
-services. With too high a rate there are as many downloads as the machine can do.
-JOINs are those of `join-latency`: two subflows, of which the first is capped once the second has joined. The times of
-both include their end, and what the services do periodically meanwhile. `callbacks` are those of the sockets, in the
-time of whatever handles the packet; `iterators` run in the daemon, whose time includes theirs, and are called for each
-socket. The transfer has two subflows, too, one of them with a cap that it does not reach; its packets are those of both
-directions, and the discard-prevention programs see each of them. Uploads have one subflow each that is capped, by
-itself; the program for uplinks sees each packet that leaves the proxy, and discards are not prevented.
-While this runs the kernel measures its programs, which adds two readings of the clock to each call.
+Services: per joined connection and per download. Programs: per call, packet and GB.
+
+* Downloads: 100 kB each through Squid, over a new connection, which the client closes 0.1 s later. It begins over
+  Ethernet, which is capped once Wi-Fi has joined; the cap is higher than the rate. Squid's own time is printed, too. If
+  the rate is too high, there are as many downloads as the machine can do.
+* JOINs: as in `join-latency`, two subflows, of which the first is capped once the second has joined. Times of JOINs and
+  downloads include their end, and what the services do periodically in that time.
+* Transfer: two subflows, one of them with a cap that it does not reach. Its packets are those of both directions, and
+  the discard-prevention programs see each of them.
+* Uploads: one capped subflow each. The program for uplinks sees each packet that leaves the proxy; discards are not
+  prevented.
+
+`callbacks` are those of the sockets, in the time of whatever handles the packet. `iterators` run in the daemon for each
+socket, and its time includes theirs. While this runs, the kernel measures its programs, which adds two readings of the
+clock to each call.
 """
 
 from __future__ import annotations
@@ -219,7 +223,7 @@ def costs_of_transfer(used: Used, received: float) -> dict[str, float]:
 
 
 def measure_uploads(uploads: int, seconds: float) -> dict[str, Any]:
-    """The costs of so many capped uploads at once."""
+    """The costs of `uploads` capped uploads at once, for `seconds`."""
     wifi, ethernet = WIFI_FIRST
     configured = (
         wifi,

@@ -39,8 +39,8 @@ def write_json(file: Path | None, figures: object) -> None:
 def unshaped(*clients: ClientSpec) -> Topology:
     """The lab's hosts, with access links that only the processor limits.
 
-    Packets may be reordered: keeping their order by receive packet steering (RPS) takes half of the processor time and
-    drops what the receiving processor cannot take, so that the benchmark would measure RPS.
+    Packets may be reordered. To keep their order by receive packet steering (RPS) takes half of the processor time, and
+    drops what the receiving processor cannot take: the benchmark would measure RPS.
     """
     rate = Rate(32_000_000_000)
     ethernet, wifi = (replace(link, rate=rate) for link in (ETHERNET, WIFI))
@@ -69,7 +69,7 @@ def resident_mib(pid: int) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time the process has used, user and system (proc_pid_stat(5): fields 14 and 15)."""
+    """Processor time in seconds that the process has used, user and system (proc_pid_stat(5): fields 14 and 15)."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

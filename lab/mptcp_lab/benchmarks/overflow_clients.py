@@ -1,7 +1,7 @@
 """What the overflow of many clients costs the daemon: following them, and terms and decisions when caps change.
 
-Each client has a subflow over each of two networks, as a snapshot: no kernel, and nothing of what reading their sockets
-takes, is in these figures.
+Each client has a subflow over each of two networks, as a snapshot. The kernel, and the reading of sockets, are not part
+of these figures.
 
 * `idle`: no capped subflow carries anything.
 * `asking`: all clients ask for more, and nothing changes.
@@ -62,7 +62,7 @@ class _Clients:
         self._at = 0.0
 
     def look(self, **carried: int) -> float:
-        """Processor seconds of an observation after the interval, in which sockets carried so much (bits/s)."""
+        """Processor seconds of an observation after the interval, in which sockets `carried` these rates (bits/s)."""
         self._at += INTERVAL_SECONDS
         for name, rate in carried.items():
             self._sent[name] += round(rate / 8 * INTERVAL_SECONDS)

@@ -5,11 +5,12 @@ trace of `policies/video`, for 92 s. Ethernet has 10 Mb/s and a cap of 1 Mb/s.
 
 * `uncapped`: Ethernet carries all that it can.
 * `overflow`: Ethernet carries what Wi-Fi lacks of a rate.
-* `after`: the same, once the video so far is so many MB behind that rate.
+* `after N MB`: the same, once the video so far is N MB behind that rate.
 
 `MB`: what Ethernet carries, median. `slower`: traces in which the mean bitrate is below 98 % of that without a cap.
-`stalls`: of all traces. `of optimum`: how many times the least that is possible for the same bitrates and no stall
-(`mptcp_lab.video`), in the median, at least and at most; where that least is below 0.1 MB, a trace does not count.
+`stalls`: of all traces. `of optimum`: what Ethernet carries, divided by the least that is possible for the same
+bitrates without a stall (`mptcp_lab.video`); median, least and most. A trace whose least is below 0.1 MB does not
+count.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _MEGA: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Ethernet carries what Wi-Fi lacks of `rate` (bits/s), once the video so far is so many bytes behind it."""
+    """Ethernet carries what Wi-Fi lacks of `rate` (bits/s), once the video so far is `after_bytes` behind it."""
 
     name: str
     rate: float

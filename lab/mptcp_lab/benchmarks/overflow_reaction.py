@@ -1,11 +1,11 @@
-"""How soon Ethernet carries what Wi-Fi lacks of an `overflow` of 10 Mb/s, and how soon it keeps to its cap again.
+"""How soon Ethernet carries what Wi-Fi lacks of an `overflow` of 10 Mb/s, and how soon it is back at its cap.
 
-A download over Ethernet (10 Mb/s, capped to 1 Mb/s) and Wi-Fi through Squid, while Wi-Fi falls from 56 to 3 Mb/s for
-12 s, and recovers for 12 s.
+A download through Squid over Ethernet (10 Mb/s, capped to 1 Mb/s) and Wi-Fi. Wi-Fi falls from 56 to 3 Mb/s for 12 s,
+and recovers for 12 s.
 
-* `cap`: after so many seconds the daemon has raised the cap.
-* `carries`: from then on Ethernet carries 5.6 Mb/s (80 % of what Wi-Fi lacks) or more for half a second.
-* `kept`: from so many seconds after the recovery on, Ethernet carries 1.5 Mb/s or less on average over each second.
+* `cap`: seconds until the daemon has raised the cap.
+* `carries`: seconds until Ethernet carries 5.6 Mb/s (80 % of what Wi-Fi lacks) or more, for half a second.
+* `kept`: seconds after the recovery, from which on Ethernet carries 1.5 Mb/s or less on average over each second.
 * `both`: what both carry from 2 to 12 s after the fall, in Mb/s.
 """
 

@@ -1,7 +1,7 @@
 """What the kernel's verifier says of each kernel program, beside what is recorded for this kernel.
 
-`instructions`: those that the verifier has followed, at most 1 000 000. `stack`: bytes. `milliseconds`: of checking it.
-`tests/integration/test_program_cost.py` fails if instructions or stack are more than 1.1 times what is recorded.
+`instructions`: those that the verifier has followed, at most 1 000 000. `stack`: in bytes. `milliseconds`: of the
+check. `tests/integration/test_program_cost.py` fails if instructions or stack are more than 1.1 times what is recorded.
 """
 
 from __future__ import annotations

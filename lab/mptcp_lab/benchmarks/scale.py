@@ -1,8 +1,8 @@
 """Ten thousand clients: memory of both services, and how long a restart and the removal of all rates take.
 
-The connections exist only as frames (`crowd`), which the sniffer captures; the proxy's kernel does not know them, so
-`sniffer.kernel_view` is off. With `--real` the proxy's kernel has the connections: that measures how soon a restarted
-sniffer has found them in the kernel list, and what accounting, metrics, `top` and the page cost.
+The connections exist only as frames (`crowd`), which the sniffer captures. The proxy's kernel does not know them, so
+`sniffer.kernel_view` is off. With `--real` the proxy's kernel has the connections. Then figures show how soon a
+restarted sniffer has found them in the kernel list, and what accounting, metrics, `top` and the page cost.
 """
 
 from __future__ import annotations
@@ -135,8 +135,10 @@ def _rounded(figures: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _cost_of_looking(services: Services, daemon: Process) -> dict[str, Json]:
-    """Percent of a core that the daemon uses without viewers, and while Prometheus or `top` asks each second; the
-    median and the longest milliseconds until the answer."""
+    """Percent of a core that the daemon uses without viewers, and while Prometheus or `top` asks each second.
+
+    Also the median and the longest time until an answer, in ms.
+    """
 
     def scrape() -> None:
         with socket.socket(socket.AF_UNIX) as connection:

@@ -29,7 +29,7 @@ class ServerMeter:
         self._before, self._cpu = _info(server), cpu_seconds(server.process.pid)
 
     def figures(self, seconds: float) -> dict[str, float]:
-        """Of each of so many seconds, and its memory at this time."""
+        """Per second, as means over `seconds`; and its present memory."""
         cpu, now = cpu_seconds(self._server.process.pid) - self._cpu, _info(self._server)
         counted = {
             f"server: {name} per second": (now[key] - self._before[key]) / unit / seconds
@@ -40,7 +40,7 @@ class ServerMeter:
 
 
 def used_memory(server: ValkeyServer) -> int:
-    """In bytes, as it tells."""
+    """The memory that the server reports as used, in bytes."""
     return int(_info(server)["used_memory"])
 
 

@@ -2,7 +2,7 @@
 
 In each round clients use the proxy, a tenth of them in hostile ways, and something happens to the services. Then all
 connections end, and memory, descriptors, threads, kernel objects, the log and files are sampled. At the end of the run
-each of these has a slope, with an interval that has the true one with a probability of 95 %. It is `within` its bound
+each of these has a slope, with a 95 % confidence interval. It is `within` its bound
 if all of the interval is, and `BEYOND` it if nothing of it is. Memory and descriptors are compared within the life of a
 process, without its first third. When the services have ended, the proxy must be as it was before.
 """

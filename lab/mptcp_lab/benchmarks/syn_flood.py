@@ -1,7 +1,7 @@
 """Sends forged SYNs at a given rate: `python -m mptcp_lab.benchmarks.syn_flood INTERFACE MAC PROXY PORT RATE SECONDS`.
 
-Half of them ask to open a connection (MP_CAPABLE), half to join one that does not exist (MP_JOIN), from random
-addresses of 198.18.0.0/15 (RFC 2544: for benchmarks) and random ports.
+Half of them ask to open a connection (MP_CAPABLE), half to join one that does not exist (MP_JOIN). They come from
+random ports and from random addresses of 198.18.0.0/15 (RFC 2544: for benchmarks).
 """
 
 from __future__ import annotations
