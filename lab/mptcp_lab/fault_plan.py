@@ -22,9 +22,9 @@ FOREVER: Final = 10**9
 class Fault:
     """The calls whose name starts with `call`, from the `first` (1 is the first) on, `times` of them, go wrong.
 
-    `kind` is the name of an error that the kernel answers; or `KILL`, for SIGKILL before the call is made, or
-    `KILL_AFTER`, for SIGKILL once it has been made, before any other. A call may be one request of a netlink datagram:
-    an error refuses this request alone, a kill comes before or after the whole datagram.
+    `kind` is the name of an error that the kernel answers, or `KILL` or `KILL_AFTER`: SIGKILL before the call is made,
+    or right after it. A call may be one request of a netlink datagram. An error refuses this request alone; a kill
+    comes before or after the whole datagram.
     """
 
     kind: str

@@ -1,8 +1,8 @@
 """Fetches documents through the proxy and prints the seconds from the first SYN to the last byte, as a client program.
 
 `python -m mptcp_lab.fetch PROXY PORT [--tcp] [--from ADDRESS] [--connections N] URL...`: the URLs are shared among N
-connections that stay open, as a browser does. With `--period SECONDS` the URLs are the chunks of a video: one is due
-each period, over a connection of its own, and not before the last has arrived. The seconds are then those of the
+connections that stay open, as in a browser. With `--period SECONDS` the URLs are the chunks of a video. One is due each
+period, and is fetched over a connection of its own when the chunk before has arrived. The seconds are then those of the
 slowest chunk, from when it was due.
 """
 
@@ -94,7 +94,7 @@ def proxy_arguments(program: str, text: str | None) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the seconds, and the begin by the monotonic clock."""
+    """Print the seconds, and when they began, in seconds of the monotonic clock."""
     parser = proxy_arguments("fetch", __doc__)
     parser.add_argument("--connections", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--period", type=float, metavar="SECONDS", help="of the chunks of a video")

@@ -1,4 +1,4 @@
-"""One server of Valkey for several proxies that are hosts of different labs, which reach it by TLS."""
+"""One server of Valkey for several proxies, which reach it by TLS; each proxy is a host of its own lab."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INTERFACE: Final = "fleet0"
-"""Of each proxy, towards the server."""
+"""The interface of each proxy towards the server."""
 _SERVER: Final = "198.51.100.1"
 _SECRET: Final = "the same for all proxies"  # noqa: S105
 
 
 @dataclass(frozen=True)
 class FleetNetwork:
-    """The server, and what proxies need to share by it."""
+    """The server, and what proxies need in order to use it."""
 
     server: ValkeyServer
     authority: Authority

@@ -37,7 +37,7 @@ class Socket(NamedTuple):
 
 
 def sockets(host: Host, port: int) -> Iterator[Socket]:
-    """Those with this port at either side."""
+    """The established sockets of `host` with this port at either end."""
     ours = ("(", "sport", "=", f":{port}", "or", "dport", "=", f":{port}", ")")
     lines = host.run("ss", "-tinH", "state", "established", *ours).stdout.splitlines()
     for ends, info in zip(lines[::2], lines[1::2], strict=True):
@@ -67,7 +67,7 @@ def listed(proxy: Host, port: int) -> dict[Ends, tuple[int, bool]]:
 
 
 def published(connections: Iterable[Json]) -> dict[Ends, tuple[int, bool]]:
-    """The same, from a table that the sniffer published."""
+    """What `listed` returns, from a table that the sniffer published."""
     return {
         Ends(connection["token"], subflow["client"], subflow["client_port"]): (subflow["address_id"], subflow["backup"])
         for connection in connections

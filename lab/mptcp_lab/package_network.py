@@ -2,8 +2,8 @@
 
     python -m mptcp_lab.package_network
 
-prints the network namespace of the proxy, which has nothing but its interface eth0, then answers each line of standard
-input with one line, until its end:
+prints the network namespace of the proxy, in which there is only the interface eth0. Then it answers each line of
+standard input with one line, until its end:
 
     start PORT      the client begins a download without end, through the proxy's port; answers `started`
     rates SECONDS   `ETHERNET WIFI`: received in the next seconds, Mb/s

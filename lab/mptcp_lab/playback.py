@@ -22,7 +22,7 @@ _FULL_SECONDS: Final = 16.0
 
 
 def next_bitrate(ladder: Sequence[int], present: int, buffered: float) -> int:
-    """The bitrate (bits/s) of the next segment after one of `present`, with so many seconds in the buffer.
+    """The bitrate (bits/s) of the next segment after one of `present`, with `buffered` seconds in the buffer.
 
     It changes once the rate that the buffer stands for has reached the next bitrate above or below.
     """

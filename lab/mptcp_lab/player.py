@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def play(connection: HTTPConnection, urls: Mapping[int, str], segments: int) -> Playback:
-    """Play so many segments, whose URLs are by bitrate. Raises OSError or HTTPException."""
+    """Play `segments` segments; `urls` are by bitrate (bits/s). Raises OSError or HTTPException."""
     playback = Playback()
     for _ in range(segments):
         time.sleep(playback.seconds_until_room(time.monotonic()))

@@ -1,4 +1,4 @@
-"""Our services without the second of processor time that Python takes to load each: for tests, which start hundreds.
+"""Starts our services without the second of processor time that Python takes to load each: tests start hundreds.
 
 `python -m mptcp_lab.preloaded` loads them once, and forks itself for each request: a line of JSON from its standard
 input. The new process has a session, a network namespace, files and arguments as if it had been started by itself.
@@ -96,7 +96,7 @@ class Preloaded:
         self._one_at_a_time = threading.Lock()
 
     def close(self) -> None:
-        """End it. The exit statuses of what it has started are lost."""
+        """End the process that forks. The exit statuses of what it has started are lost."""
         if self._loader is not None:
             self._loader.close()
             self._loader = None
@@ -130,7 +130,7 @@ class Preloaded:
 
 
 class PreloadedChild:
-    """A program that was started so, with the methods of subprocess.Popen that `mptcp_lab.process` uses."""
+    """A program that `Preloaded` has started, with the methods of subprocess.Popen that `mptcp_lab.process` uses."""
 
     def __init__(self, preloaded: Preloaded, name: str, pid: int) -> None:
         self.pid = pid

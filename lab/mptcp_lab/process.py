@@ -43,7 +43,7 @@ def run(
 
 
 def descriptor_texts(pid: int) -> Iterator[str]:
-    """What /proc/PID/fdinfo tells of each descriptor of a process, but of those that are closed by then."""
+    """The text in /proc/PID/fdinfo of each descriptor of a process; those that are closed by then are left out."""
     for file in Path(f"/proc/{pid}/fdinfo").iterdir():
         with suppress(FileNotFoundError):
             yield file.read_text(encoding="ascii")
@@ -97,7 +97,7 @@ class Process:
         return self._child.poll()
 
     def wait(self, timeout: float) -> int:
-        """Wait up to `timeout` seconds for the end; the exit status. Raises LabError if it does not come."""
+        """Wait up to `timeout` seconds for the end; returns the exit status. Raises LabError if it does not come."""
         timeout *= PATIENCE
         try:
             return self._child.wait(timeout)

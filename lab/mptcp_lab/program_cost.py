@@ -45,8 +45,7 @@ class ProgramCost:
 
     `instructions`: those that the verifier has followed, over all branches; it refuses more than 1 000 000. `stack`:
     bytes, of the program and all its functions together. `milliseconds`: of checking it.
-    `compiler`: which has made the program; another one makes other instructions. `commit`: of the programs, if that is
-    known.
+    `compiler`: the one that made the program; others make other instructions. `commit`: that of the programs, if known.
     """
 
     kernel: str
@@ -59,19 +58,19 @@ class ProgramCost:
 
 
 def kernel_series() -> str:
-    """Of the running kernel, as in `6.12`."""
+    """The series of the running kernel, such as `6.12`."""
     return ".".join(os.uname().release.split(".")[:2])
 
 
 def compiler() -> str:
-    """The compiler's name and version, as in `clang 14.0.6`. The programs are taken to be its. Raises LabError."""
+    """The compiler's name and version, such as `clang 14.0.6`, which made the programs. Raises LabError."""
     version = run(["clang", "--version"]).stdout
     found = re.search(r"clang version (\d+\.\d+\.\d+)", version)
     return f"clang {found[1]}" if found else version.splitlines()[0]
 
 
 def costs() -> list[ProgramCost]:
-    """Of all programs, on this kernel. Raises KernelError."""
+    """The costs of all programs on this kernel. Raises KernelError."""
     settings = pack_settings(netns_cookie(), ONE_PROXY, HANDLE, _CONTROL_GROUP)
     made = compiler(), current_commit()
     found = []
@@ -83,14 +82,14 @@ def costs() -> list[ProgramCost]:
 
 
 def recorded() -> dict[tuple[str, str], ProgramCost]:
-    """Of the programs, by kernel series and name."""
+    """The recorded costs, by kernel series and program."""
     with RECORDED.open(encoding="utf-8", newline="") as file:
         rows = [_parsed(row) for row in csv.DictReader(file)]
     return {(row.kernel, row.program): row for row in rows}
 
 
 def record(found: Iterable[ProgramCost]) -> None:
-    """Replace the rows of the kernels of these, and keep those of others."""
+    """Record these costs; rows of other kernels stay."""
     replaced = list(found)
     kernels = {cost.kernel for cost in replaced}
     kept = [cost for cost in recorded().values() if cost.kernel not in kernels]

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from mptcp_lab.process import Process
 
 PORT: Final = 8080
-"""On which every server listens."""
+"""The port on which every server listens."""
 SOCKS_PORT: Final = 1080
-"""Of the program on a client that is a SOCKS proxy."""
+"""The port of the SOCKS proxy on a client."""
 MPTCPIZE: Final = ("mptcpize", "run")
 
 
@@ -48,7 +48,7 @@ class Site:
 
     @property
     def directory(self) -> Path:
-        """Of its files."""
+        """The directory of the program's files."""
         return self.config.parent
 
 

@@ -23,7 +23,7 @@ PASSWORD: Final = "of an operator"  # noqa: S105
 
 
 def acl_of(proxy: str) -> str:
-    """What docs/explanation/fleet.md tells operators to permit."""
+    """The rights that docs/explanation/fleet.md gives a proxy."""
     return (
         f"resetchannels resetkeys %R~mptcp-throttle:* %W~mptcp-throttle:lease:{proxy}:* ~mptcp-throttle:used:*"
         " ~mptcp-throttle:proxies -@all +hset +hget +hmget +hdel +hkeys +hscan +expire +ping"
@@ -44,13 +44,13 @@ RIGHTS: Final = {name: acl_of(name) for name in ("proxies", *(f"proxy-{number}" 
 
 @dataclass(frozen=True)
 class Authority:
-    """One that signs certificates of servers and proxies; files in PEM."""
+    """A certificate authority for servers and proxies; its files are in PEM."""
 
     directory: Path
 
     @classmethod
     def made_in(cls, directory: Path) -> Authority:
-        """A new one."""
+        """A new authority, whose files are in `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
         made = cls(directory)
         _openssl(
@@ -71,7 +71,7 @@ class Authority:
         return self.directory / f"{name}.pem"
 
     def key(self, name: str) -> Path:
-        """The file with its key."""
+        """The file with the private key of a certificate."""
         return self.directory / f"{name}.key"
 
 
@@ -122,11 +122,11 @@ class ValkeyServer:
 
     @property
     def url(self) -> str:
-        """Where proxies reach it that share no rates."""
+        """The URL for proxies that share no rates."""
         return self.url_of("proxies")
 
     def url_of(self, proxy: str) -> str:
-        """Where a proxy reaches it."""
+        """The URL for this proxy."""
         return f"valkey{'s' * (self._authority is not None)}://{proxy}@{self.address}:{self.port}"
 
     def start(self) -> None:
@@ -153,7 +153,7 @@ class ValkeyServer:
             self._process = None
 
     def cli(self, *words: str, user: str = "operator") -> str:
-        """What it answers to a command."""
+        """The server's answer to a command."""
         login = ("--user", user, "--pass", PASSWORD.replace(" ", "-"), "--no-auth-warning")
         where = ("-h", self.address, "-p", str(self.port))
         tls: Sequence[str] = ()

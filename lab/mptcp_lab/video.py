@@ -1,7 +1,7 @@
 """What a video needs of an expensive path beside Wi-Fi whose rate varies, if that is known beforehand.
 
-What Wi-Fi carries changes every 2 to 5 s, at random between 1 and 12 Mb/s; each factor is as likely, so that the mean
-of 4.4 Mb/s is less than the highest bitrate of the player needs (see `playback`).
+What Wi-Fi carries changes every 2 to 5 s, at random between 1 and 12 Mb/s, uniform in its logarithm. Its mean of
+4.4 Mb/s is less than the highest bitrate of the player needs (see `playback`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Step:
 
 
 def wifi_trace(seed: int, seconds: float) -> tuple[Step, ...]:
-    """The steps of so many seconds; the last one goes on."""
+    """The steps of the first `seconds`; the last one goes on."""
     numbers, steps, at = random.Random(seed), [], 0.0  # noqa: S311
     while at < seconds:
         rate = math.exp(numbers.uniform(*map(math.log, _WIFI_RATES)))
@@ -54,10 +54,10 @@ def segment_bytes(bitrate: int) -> float:
 def least_bytes(trace: Sequence[Step], segments: Sequence[Played], most: float) -> float | None:
     """The bytes with headers that Wi-Fi cannot carry of segments which a player plays without a stall.
 
-    The player is ours: it asks for one segment after the other, as soon as its buffer has room, and takes the bitrate
-    from its buffer. It plays the bitrates of `segments`, and begins when they began. `most` (bits/s) is what the other
-    path carries. When each segment arrives is what gives the least in all, of all times that have these bitrates, in
-    steps of 0.1 s; None: there are none. Times are in seconds since the begin of the trace.
+    The player asks for one segment after the other, as soon as its buffer has room, and takes the bitrate from its
+    buffer (`playback`). It plays the bitrates of `segments`, and begins when they began. `most` (bits/s) is what the
+    other path carries. Of all times of arrival, in steps of 0.1 s, that lead to these bitrates, those with the least
+    bytes count; None: there are none. Times are in seconds since the start of the trace.
     """
     first = segments[0]
     over_wifi = _carried(trace, first.arrived + len(segments) * SEGMENT_SECONDS)
@@ -83,7 +83,7 @@ def least_bytes(trace: Sequence[Step], segments: Sequence[Played], most: float) 
 
 
 def _carried(trace: Sequence[Step], seconds: float) -> list[float]:
-    """What Wi-Fi can carry until each point of the grid, in bytes, up to so many seconds."""
+    """What Wi-Fi can carry until each point of the grid, in bytes, up to `seconds`."""
     ends = [*(step.at for step in trace[1:]), math.inf]
     grid = [number * _GRID_SECONDS for number in range(math.ceil(seconds / _GRID_SECONDS) + 2)]
     parts = [0.0] * len(grid)

@@ -1,4 +1,4 @@
-"""Our services with a wall clock that is set for them alone, since the host's is that of other programs, too."""
+"""Our services with a wall clock that is set for them alone: other programs use the host's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ServicesWithClock(Services):
     """The services; both have the wall clock of the host until it is set."""
 
     def set_ahead(self, seconds: float, programs: Iterable[str] = tuple(_MODULES)) -> None:
-        """Set the wall clock of these programs to so much later than the host's; earlier, if negative.
+        """Set the wall clock of these programs to `seconds` later than the host's; earlier, if negative.
 
         The sniffer compares its clock with the stamps of packets, which are of the host's.
         """

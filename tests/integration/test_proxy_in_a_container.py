@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import proxy_world
 import pytest
-from boxes import BOXES, NAT, add_box
+from namespace_containers import CONTAINER_ADDRESSES, NAT, add_container
 from polling import eventually
 from proxy_world import Hosts, ProxyWorld, receive_rates
 
@@ -29,43 +29,43 @@ SAID: Final = "proved on the wire, not in this kernel"
 
 
 @pytest.fixture
-def boxed() -> Iterator[ProxyWorld]:
-    """The services on the host, and Squid in the box."""
+def one_container() -> Iterator[ProxyWorld]:
+    """The services on the host, and Squid in the container."""
     with build(TOPOLOGY) as lab:
         origin = start_origin(lab.origin)
-        box = add_box(lab)
-        SQUID.start(box, f"{lab.origin_address(4)}:{ORIGIN_PORT}")
+        container = add_container(lab)
+        SQUID.start(container, f"{lab.origin_address(4)}:{ORIGIN_PORT}")
         with proxy_world.serving(Hosts(lab, origin)) as world:
             yield world
-        box.stop()
+        container.stop()
 
 
 @pytest.fixture
-def two_boxes() -> Iterator[ProxyWorld]:
-    """The services on the host, which only forwards to Squids in two boxes."""
+def two_containers() -> Iterator[ProxyWorld]:
+    """The services on the host, which only forwards to Squids in two containers."""
     with build(TOPOLOGY) as lab:
         origin = start_origin(lab.origin)
-        boxes = [add_box(lab, number) for number in range(2)]
-        for box in boxes:
-            SQUID.start(box, f"{lab.origin_address(4)}:{ORIGIN_PORT}")
+        containers = [add_container(lab, number) for number in range(2)]
+        for container in containers:
+            SQUID.start(container, f"{lab.origin_address(4)}:{ORIGIN_PORT}")
         services = Services(lab.proxy, ports=PORTS, sniffer={"kernel_view": False})
         with proxy_world.attended(Hosts(lab, origin), services) as world, services:
             yield world
-        for box in boxes:
-            box.stop()
+        for container in containers:
+            container.stop()
 
 
-def test_one_cap_holds_for_containers_that_share_an_interface(two_boxes: ProxyWorld) -> None:
-    lab, client = two_boxes.lab, two_boxes.lab.client
-    document = endless(two_boxes.origin)
+def test_one_cap_holds_for_containers_that_share_an_interface(two_containers: ProxyWorld) -> None:
+    lab, client = two_containers.lab, two_containers.lab.client
+    document = endless(two_containers.origin)
     downloads = [Download(lab, client, document, port=port) for port in PORTS]
-    two_boxes.wait_settled(2)
+    two_containers.wait_settled(2)
     assert 0.5e6 < receive_rates(client, 3.0)["eth0"] < 1.5e6
     assert all(download.running for download in downloads)
-    (shared,) = two_boxes.class_counters().values()
+    (shared,) = two_containers.class_counters().values()
     assert shared.bytes > 100_000
-    assert not findings(two_boxes).keys() & {"translated connections", "marks of others"}
-    assert "priority srcnat + 1" in two_boxes.services.cli("plan").stdout
+    assert not findings(two_containers).keys() & {"translated connections", "marks of others"}
+    assert "priority srcnat + 1" in two_containers.services.cli("plan").stdout
     for port, download in zip(PORTS, downloads, strict=True):
         reset_subflows(client, port)
         download.stop()
@@ -93,32 +93,32 @@ def findings(world: ProxyWorld) -> dict[str, list[str]]:
     return problems
 
 
-def test_proxy_in_a_container_is_said_within_five_seconds(boxed: ProxyWorld) -> None:
-    download = boxed.download()
+def test_proxy_in_a_container_is_said_within_five_seconds(one_container: ProxyWorld) -> None:
+    download = one_container.download()
     eventually(lambda: download.received > 0, "a download through the container")
-    eventually(lambda: unlisted(boxed) is not None, "the statement", within=SAID_SECONDS)
-    address = boxed.lab.proxy_address(4)
+    eventually(lambda: unlisted(one_container) is not None, "the statement", within=SAID_SECONDS)
+    address = one_container.lab.proxy_address(4)
     said = f"connections to {address}:{PORT} are {SAID}"
-    assert (unlisted(boxed) or "").startswith(said)
-    assert f"error: {said}" in boxed.services.cli("status").stdout
-    assert metric(boxed) == "1.0"
-    problems = findings(boxed)
-    assert problems["kernel list"] == [unlisted(boxed)]
+    assert (unlisted(one_container) or "").startswith(said)
+    assert f"error: {said}" in one_container.services.cli("status").stdout
+    assert metric(one_container) == "1.0"
+    problems = findings(one_container)
+    assert problems["kernel list"] == [unlisted(one_container)]
     by_rule, *by_listener = problems["ends of connections"]
     chain = "PREROUTING of table nat (iptables-legacy)"
-    assert by_rule == f"connections to port {PORT} are sent to {BOXES[0]}, port {PORT} (chain {chain})"
+    assert by_rule == f"connections to port {PORT} are sent to {CONTAINER_ADDRESSES[0]}, port {PORT} (chain {chain})"
     listens = f" listens on port {PORT} in another network namespace"
     assert "squid" in {problem.removesuffix(listens).partition(" ")[0] for problem in by_listener}
-    boxed.abort()
+    one_container.abort()
 
-    boxed.proxy.run(*NAT, "-F", "PREROUTING")
-    SQUID.start(boxed.proxy, f"{boxed.lab.origin_address(4)}:{ORIGIN_PORT}")
-    boxed.begin_capped()
-    eventually(lambda: unlisted(boxed) is None, "connections in this kernel", within=SAID_SECONDS)
-    assert SAID not in boxed.services.cli("status").stdout
-    assert not {"kernel list", "ends of connections"} & findings(boxed).keys()
-    assert metric(boxed) == "0.0"
-    assert boxed.sniffer.log_text().count(SAID) == 1
+    one_container.proxy.run(*NAT, "-F", "PREROUTING")
+    SQUID.start(one_container.proxy, f"{one_container.lab.origin_address(4)}:{ORIGIN_PORT}")
+    one_container.begin_capped()
+    eventually(lambda: unlisted(one_container) is None, "connections in this kernel", within=SAID_SECONDS)
+    assert SAID not in one_container.services.cli("status").stdout
+    assert not {"kernel list", "ends of connections"} & findings(one_container).keys()
+    assert metric(one_container) == "0.0"
+    assert one_container.sniffer.log_text().count(SAID) == 1
 
 
 def test_short_downloads_are_not_said(world: ProxyWorld) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from booted import CLEAN_UP, DAEMON, NAMESPACE, SYSTEMD, Booted
-from boxes import add_box, end_box, start_box
+from namespace_containers import add_container, remove_container, start_container
 from polling import eventually
 from proxy_world import ProxyWorld, receive_rates
 
@@ -36,13 +36,13 @@ exec "$@" sh -ec 'mkdir -p /run/netns && touch {PATH} && mount --bind /proc/self
 """
 
 
-def show(services: Booted, box: Host) -> None:
-    """Give the namespace of the box its path beside systemd."""
-    run(["sh", "-c", SHOW, "sh", namespaces.path(box.namespace), *services.enter])
+def show(services: Booted, container: Host) -> None:
+    """Give the namespace of the container its path beside systemd."""
+    run(["sh", "-c", SHOW, "sh", namespaces.path(container.namespace), *services.enter])
 
 
-def start_squid(lab: Lab, box: Host) -> None:
-    SQUID.start(box, f"{lab.origin_address(4)}:{ORIGIN_PORT}")
+def start_squid(lab: Lab, container: Host) -> None:
+    SQUID.start(container, f"{lab.origin_address(4)}:{ORIGIN_PORT}")
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture
-def box(lab: Lab) -> Iterator[Host]:
-    made = add_box(lab)
+def container(lab: Lab) -> Iterator[Host]:
+    made = add_container(lab)
     start_squid(lab, made)
     yield made
     made.stop()
@@ -73,34 +73,36 @@ def services(lab: Lab) -> Iterator[Booted]:
     booted.stop()
 
 
-def end_container(lab: Lab, box: Host, services: Booted) -> None:
+def end_container(lab: Lab, container: Host, services: Booted) -> None:
     run([*services.enter, "umount", PATH])
-    end_box(lab, box)
+    remove_container(lab, container)
 
 
-def stop_unit(_lab: Lab, _box: Host, services: Booted) -> None:
+def stop_unit(_lab: Lab, _container: Host, services: Booted) -> None:
     services.systemctl("stop", NAMESPACE)
     run([*services.enter, "test", "!", "-e", str(KEPT_AT)])
 
 
-def test_services_throttle_in_the_namespace_of_the_proxy_and_follow_it(lab: Lab, box: Host, services: Booted) -> None:
+def test_services_throttle_in_the_namespace_of_the_proxy_and_follow_it(
+    lab: Lab, container: Host, services: Booted
+) -> None:
     untouched = kernel_state(lab.proxy)
-    world = ProxyWorld(replace(lab, proxy=box), start_origin(lab.origin), services)
+    world = ProxyWorld(replace(lab, proxy=container), start_origin(lab.origin), services)
     services.systemctl("start", "--no-block", NAMESPACE)
     for end in (end_container, stop_unit):
         assert services.systemctl("is-active", NAMESPACE, *SERVICES).split() == ["activating", "inactive", "inactive"]
-        before = kernel_state(box)
-        show(services, box)
+        before = kernel_state(container)
+        show(services, container)
         eventually(lambda: services.answers(services.sockets.daemon), "started")
         world.begin_settled()
         assert 0.5e6 < receive_rates(lab.client, 2.0)["eth0"] < 1.5e6
         assert kernel_state(lab.proxy) == untouched
-        end(lab, box, services)
+        end(lab, container, services)
         eventually(lambda: services.systemctl("is-active", *SERVICES, CLEAN_UP).split() == ["inactive"] * 3, "ended")
         assert services.systemctl("--failed", "--no-legend") == ""
         assert services.kept_links == 0
         world.abort()
         if end is end_container:
-            start_box(lab, box)
-            start_squid(lab, box)
-    assert kernel_state(box) == before
+            start_container(lab, container)
+            start_squid(lab, container)
+    assert kernel_state(container) == before

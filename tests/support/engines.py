@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from boxes import NAT
 from foreign_program import is_removed, mount_of_cgroup2
+from namespace_containers import NAT
 from polling import eventually
 
 from mptcp_lab.host import Host

@@ -1,4 +1,4 @@
-"""What an attack is: who sends what, beside which traffic, and what must hold meanwhile."""
+"""What an attack is: its sender, the traffic beside it, and what must hold during it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLIENTS: Final = Topology(
         ClientSpec("forger", families=(4,), wifi=None),
     )
 )
-"""Two usual clients, one of which has Wi-Fi as a backup; one with a TCP of its own; a host off the path of all."""
+"""Two ordinary clients, one with Wi-Fi as a backup; a client with its own TCP (`raw_client`); a host off the path."""
 
 POUR_PORT: Final = PORT + 1
 """A proxy port whose server sends zeros to every client, as long as the client receives."""
@@ -36,7 +36,7 @@ POUR_PORT: Final = PORT + 1
 PORTS: Final = (PORT, POUR_PORT)
 
 CAPPED: Final = Rate(1_000_000)
-"""What `WIFI_FIRST` leaves to Ethernet beside Wi-Fi."""
+"""The cap of Ethernet in `WIFI_FIRST`."""
 
 FREE: Final = ETHERNET.rate
 
@@ -101,7 +101,7 @@ class Attack:
 
 
 def prepare(lab: Lab) -> None:
-    """Start what attacks need beside Squid; and no kernel answers what the adversaries' own programs receive."""
+    """Start what attacks need beside Squid. Kernels of adversaries do not answer what their own programs receive."""
     start_pour(lab.proxy, POUR_PORT)
     for name, port in (("forger", PORT), ("raw", POUR_PORT)):
         by_kernel = ("-p", "tcp", "--dport", str(port), "--tcp-flags", "RST", "RST", "-m", "mark", "--mark", "0")

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 PEAK_SECONDS: Final = 5.0
 MOST_OF_RATE: Final = 1.05
-"""Of its rate, what a throttled path may carry over any `PEAK_SECONDS`."""
+"""What a throttled path may carry over any `PEAK_SECONDS`, as a factor of its rate."""
 
 LEAST_OF_RATE: Final = 0.98
-"""Of its rate before the attack, what a free path must still carry."""
+"""What a free path must still carry, as a factor of its rate before the attack."""
 
 ON_BUSY_MACHINE: Final = (1.2, 0.9)
-"""Both on a machine that does other things, too: it delays packets behind HTB, and they arrive together. An attack that
-succeeds gives several times the rate."""
+"""Both on a busy machine, which delays packets behind HTB, so that they arrive together. An attack that succeeds gives
+several times the rate."""
 
 _ATTEMPTS: Final = 3
 
@@ -98,8 +98,7 @@ def holds_off_on_busy_machine(attack: Attack, site: Site, seconds: float) -> Out
     """Carry it out; again if it was not held off while sockets of the proxy had retransmission timeouts.
 
     A busy machine delays acknowledgments beyond the retransmission timeout. After two timeouts in a row over Wi-Fi the
-    proxy's kernel sends nothing there, and Ethernet is free by design, so that such an outcome shows nothing about the
-    attack.
+    proxy's kernel sends nothing there, and Ethernet is free by design. Such an outcome shows nothing about the attack.
     """
     for _ in range(_ATTEMPTS):
         before = _timeouts(site)

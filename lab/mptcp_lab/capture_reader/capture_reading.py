@@ -84,8 +84,9 @@ def read_capture(path: Path, ports: Collection[int], trust: Trust) -> dict[str, 
     """All connections to `ports` in a capture file, with their events, the tracker's `counters`, and the `file`.
 
     `path` is that of a pcap or pcapng file, compressed or not, or `-` for standard input.
-    `file` has the number of `frames`, the `undecoded` ones by reason, those `without_time`, which count as simultaneous
-    with the frame before, and the `damage` at which reading ended, or None. Raises UserError if nothing could be read.
+    `file` has the number of `frames`, and of the `undecoded` ones by reason. Frames `without_time` count as
+    simultaneous with the frame before. `damage` is what ended the reading, or None. Raises UserError if nothing could
+    be read.
     """
     return _read(path, ports, trust)[0]
 

@@ -1,1 +1,1 @@
-"""Coupled congestion controls, which upstream Linux has not: LIA and OLIA, as BPF programs."""
+"""Coupled congestion controls as BPF programs: LIA and OLIA, which upstream Linux lacks."""

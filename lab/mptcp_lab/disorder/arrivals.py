@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mptcp_lab.capture_reader.capture_file import FileFrame
 
 LINK_TYPE: Final = "LINUX_SLL2"
-"""Of the captures that are read here, as tcpdump(8) calls it: of all interfaces of a host together."""
+"""The link type of captures of all interfaces of a host together, as tcpdump(8) names it."""
 
 # pcap-linktype(7): LINUX_SLL2
 _LINK_TYPE: Final = 276
@@ -59,7 +59,7 @@ class _Subflow:
 
 
 class _Connections:
-    """Who belongs together: the first packet of a connection tells its keys, a JOIN its token (RFC 8684, section 3)."""
+    """Which subflows belong together: a first packet has the keys, a JOIN the token (RFC 8684, section 3)."""
 
     def __init__(self) -> None:
         self.arrivals: defaultdict[int, list[Arrival]] = defaultdict(list)

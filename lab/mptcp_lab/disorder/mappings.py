@@ -18,8 +18,9 @@ _DSS_SEQUENCE_64: Final = 0x08
 class DataMapping(NamedTuple):
     """Where data of a subflow belong in the connection (RFC 8684, section 3.3.1).
 
-    `length` bytes from `subflow_sequence` on, where the subflow's first byte is 1, are those from `data_sequence` on,
-    of which only the lower 32 bits may be known (`bits`). None: they are the connection's first (section 3.1).
+    The `length` bytes from `subflow_sequence` on are those from `data_sequence` on; the subflow's first byte has the
+    number 1. Of `data_sequence` only the lower `bits` (32 or 64) are known; None: these are the first bytes of the
+    connection (section 3.1).
     """
 
     data_sequence: int | None

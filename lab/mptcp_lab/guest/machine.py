@@ -45,8 +45,8 @@ _KERNEL_OPTIONS: Final = (
 _CONSOLE_BYTES: Final = 3000
 
 _BOOTS: Final = 3
-"""Rarely, a guest's kernel panics before the command begins: in one processor, qemu executes an instruction that the
-kernel is replacing in another (a static key, in sched_clock_idle_wakeup_event)."""
+"""Rarely, a guest's kernel panics before the command begins. Then qemu has executed an instruction in one processor
+while the kernel replaced it in another (a static key, in sched_clock_idle_wakeup_event)."""
 
 
 @dataclass(frozen=True, slots=True)

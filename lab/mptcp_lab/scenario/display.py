@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """Shows how a set of runs gets on; `total` is the number of seconds that all of them are expected to take."""
+    """Shows the progress of a set of runs; `total` is the number of seconds that they are expected to take."""
 
     def __init__(self, console: Console, total: float) -> None:
         self._console = console
@@ -55,7 +55,7 @@ class Display:
         return self._console.is_terminal
 
     def progress(self, seconds: float, rates: Mapping[str, float]) -> None:
-        """The run is this old, and so many Mb/s arrive over each link now."""
+        """The run is `seconds` old, and `rates` (Mb/s) arrive over the links."""
         if self._bar is not None:
             progress, task = self._bar
             texts = [f"{link} {rate:4.1f} Mb/s" for link, rate in rates.items()]
@@ -66,7 +66,7 @@ class Display:
         self.line(f"  {event.at:.1f} s  {event.text}")
 
     def figures(self, scenario: Scenario, run: Run) -> None:
-        """What came of a run."""
+        """Show the figures of a run, or why it failed."""
         if run.error is not None:
             self.line(f"  [bold red]failed[/]: {run.error}")
             return
@@ -74,5 +74,5 @@ class Display:
         self.line(f"  {run.seconds:.1f} s, idle {run.idle:.0%}: {', '.join(texts)}")
 
     def line(self, text: str) -> None:
-        """A line to stay."""
+        """Print a line that stays above the bar."""
         self._console.print(text, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The seeds' findings as relations between measured figures, and whether ours show them."""
+"""The seeds' findings as relations between figures, and whether our measurements show them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from mptcp_lab.scenario.seed_section import EffectSection
 
 LEAST_IDLE: Final = 10.0
-"""Percent; with less, the machine was measured, and not the network."""
+"""Idle share in percent; below it, the processors were the limit, and not the network."""
 
 
 class Shown(StrEnum):
-    """What ours say of a finding."""
+    """What our measurements say of a finding."""
 
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not reproduced"
@@ -71,7 +71,7 @@ def judged(effect: EffectSection, of: Side | None, to: Side | None) -> tuple[Sho
     if of is None or to is None:
         return Shown.NOT_MEASURED, ""
     if any(side.idle is not None and side.idle < LEAST_IDLE for side in (of, to)):
-        return Shown.NOT_COMPARABLE, "the processors were busy: the machine was measured, and not the network"
+        return Shown.NOT_COMPARABLE, "the processors were the limit, and not the network"
     if of.median == to.median == 0:
         return Shown.NO_EVIDENCE, "both are 0"
     if _links_decide(effect, of, to):

@@ -28,7 +28,7 @@ class Statistic(NamedTuple):
 
 
 class Match(StrEnum):
-    """How our number is to the seed's; no evidence: both are what the links carry, or nothing."""
+    """How our number compares with the seed's; no evidence: both are what the links carry, or 0."""
 
     SAME = "same"
     DIFFERENT = "different"

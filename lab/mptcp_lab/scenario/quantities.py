@@ -1,4 +1,4 @@
-"""Quantities that scenarios have and the configuration has not: amounts of data in decimal units, shares, moments."""
+"""Quantities of scenarios that the configuration does not have: amounts of data in decimal units, shares, moments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _QUEUE_SYNTAX: Final = "a time such as 50ms, or an amount of data such as 62kB"
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """How much a link holds back before it drops: for so many `seconds` at its rate, or so many bytes."""
+    """How much a link holds back before it drops: what its rate carries in `seconds`, or a number of bytes."""
 
     seconds: float | None
     size: int | None

@@ -95,15 +95,15 @@ def make_report(pairs: Sequence[tuple[Experiment, Result]], command: str) -> lis
     blocks: list[Block] = [
         *introduction(
             pairs,
-            "For each experiment of a seed: the command that repeats it, what the seed found, and what ours gives.\n"
+            "For each experiment of a seed, an earlier system: the command that repeats it, its findings, and ours.\n"
             f"Printed by `{command}`.",
             "Numbers are medians of all runs.",
             "A range follows where it is wider than the median.",
-            "`a ≈ b`: ours is a and the seed's is b; they differ by 25 % at most, or as the scenario says.",
+            "`a ≈ b`: our number is a, and the seed's is b; they differ by at most 25 %, or as the scenario says.",
             "`a ≠ b`: they differ by more. `a (seed b)`: they cannot be compared.",
             "*The link's*: both are what the links carry, which is no evidence.",
-            "*Idle*: in some variant the processors had nothing to do in only so much of the time.",
-            "There the machine was measured, and not the network.",
+            "*Idle*: the part of the time, in percent, in which the processors of some variant had nothing to do.",
+            "There the processors were the limit, and not the network.",
         ),
         Table(
             ("seed", "numbers", *(match.value for match in Match)),

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MAX_LINKS: Final = 50
 MAX_ENDS: Final = 9
 LATEST_KERNEL: Final = "debian-6.12"
-"""The guest's kernel where this machine's does not do."""
+"""The guest's kernel, where this machine's lacks something."""
 
 
 class Kernel(StrEnum):
@@ -172,11 +172,12 @@ class HostSection(Section):
 class LinkSection(Section):
     """A link: two ends, or more with a bridge between; what it does to packets, the same in all directions.
 
-    `bridged`: an access network. The end of the host that forwards is a bridge, and every other end has a link of its
-    own to it, with a rate of its own. `reorder`: of packets, those that skip the delay, at most one of `gap`.
+    `bridged`: an access network. The end at the host that forwards is a bridge. Every other end has its own link to it,
+    with its own rate. `reorder`: the packets that skip the delay, in percent, at most one of `gap`.
     `lossy_ends`: only packets sent from these ends are lost; None: from all.
     `burst`: the bucket of tbf(8); None: what the rate carries in 1 ms, at least 16 kB.
-    `trace`: its rate changes as that trace of Wi-Fi does, in the next run as the next one; `rate` is the first.
+    `trace`: the number of the trace of Wi-Fi that its rate follows in run 1, and the next trace in run 2; `rate` is the
+    first rate.
     """
 
     ends: Annotated[tuple[PortText, ...], list_of("ends", MAX_ENDS), AfterValidator(each_once)]
@@ -264,8 +265,8 @@ class FlowSection(Section):
 
     Through a server, one of them is the origin server: a download comes from it, an upload goes to it. Without a
     `size`, the flow goes on until the run ends, or for its `duration`. `check`: what arrives through a server is
-    compared with what was sent, as it always is without a `size`, and of an upload. `video`: a player on the receiver
-    plays so many seconds.
+    compared with what was sent, as it always is without a `size`, and for an upload. `video`: how many seconds a player
+    on the receiver plays.
     """
 
     sender: HostName = Field(alias="from")
@@ -295,7 +296,7 @@ class FlowSection(Section):
 class EventSection(Section):
     """Something that happens at a moment: one of down, up, leave, join, link, outage, endpoint, throttle, clock.
 
-    An `outage` is that a link between switches drops all packets, for so many `seconds`.
+    In an `outage`, a link between switches drops all packets for `seconds`.
 
     Other moments may refer to it by its `name`.
     """
@@ -382,7 +383,7 @@ class FigureSection(WindowSection):
 
     @property
     def unit(self) -> str:
-        """Of its number."""
+        """The unit of the figure."""
         return UNITS[self.kind] if self.per is None else "%"
 
 

@@ -98,7 +98,7 @@ _Ratio = Annotated[float, number(0, 10**6)]
 class SeedSection(Section):
     """Where in which seed set-up and finding are.
 
-    Every number of `finding` is on one of the `lines`. `differs`: in what our set-up is another one.
+    Every number of `finding` is on one of the `lines`. `differs`: how our set-up differs.
     """
 
     document: Annotated[Seed, one_of(Seed)]
@@ -110,8 +110,8 @@ class SeedSection(Section):
 class EffectSection(Section):
     """A finding of the seed as a relation between two measured figures: `of` divided by `to` is in a range.
 
-    With `apart`, the larger of the two divided by the smaller is at least so much. `because`: why it is not so here.
-    `not_comparable`: why the lab cannot tell; then there need be no figures.
+    With `apart`, the larger of the two divided by the smaller is at least that. `because`: why it is not so here.
+    `not_comparable`: why the lab cannot compare; then it needs no figures.
     """
 
     lines: _LineList

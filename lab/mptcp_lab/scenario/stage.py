@@ -211,7 +211,7 @@ def describe(event: EventSection) -> str:
 def perform(
     scenario: Scenario, starts: Mapping[str, float], display: Display, logs: Path, watch: Watch | None = None
 ) -> Recording:
-    """Run the scenario once; flow by flow, `starts` says when it begins. `display` is told what happens.
+    """Run the scenario once. `starts`: when each flow begins, in seconds. `display` shows what happens.
 
     `watch` is the page that shows the services. The logs of all programs are left in the directory `logs`. Raises
     LabError if anything but the expectations fails.
@@ -299,8 +299,8 @@ def _kept(lab: Path, directory: Path) -> Iterator[None]:
 class _Running:
     """The services of a scenario, if it has them, and what they do.
 
-    `changes` are those of the caps so far, as the daemon logs them: asking it during the run would cost it, in the
-    guest, the time that is measured. `restored`: see `Recording`.
+    `changes` are those of the caps so far, as the daemon logs them. In the guest, a question to the daemon would take
+    some of the time that is measured. `restored`: see `Recording`.
     """
 
     def __init__(self, scenario: Scenario, world: World, watch: Watch | None) -> None:

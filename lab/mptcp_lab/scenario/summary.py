@@ -55,16 +55,16 @@ def make_summary(
     blocks: list[Block] = [
         *introduction(
             pairs,
-            "For each experiment of a seed: what the seed found, what ours gives, and whether expectations hold.\n"
+            "For each experiment of a seed, an earlier system: its findings, ours, and whether expectations hold.\n"
             f"Printed by `{command}`; that directory has the figures of each run.",
             "Numbers are medians, with a range where it is wider; rates are in Mb/s.",
             "*Reproduced* and *not reproduced*: a finding of the seed as a relation between two of our figures.",
-            "`a ≈ b`: ours is a and the seed's b; they differ by 25 %, or what the scenario allows, at most.",
+            "`a ≈ b`: our number is a, and the seed's is b; they differ by at most 25 %, or what the scenario allows.",
             "`a ≠ b`: they differ by more. `a (seed b)`: they cannot be compared.",
             "*No evidence*, *the link's*: both figures are what the links carry, or 0.",
             "`rates / 10`: the scenario's rates are the seed's divided by 10.",
             "*Held*: an expectation of the scenario, with the figure or ratio of figures that it is about.",
-            f"*Idle*: below {BUSY} % the machine was measured, and not the network.",
+            f"*Idle*: below {BUSY} % the processors were the limit, and not the network.",
         ),
         Table(
             ("findings of the seed", "in all", *Shown),

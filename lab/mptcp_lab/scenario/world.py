@@ -70,9 +70,9 @@ def build(plan: Plan, make_host: Callable[[str, str, Path], Host] = Host) -> Ite
 def _receive_in_order(host: Host, processor: int) -> None:
     """Let one processor receive all packets of a host (receive packet steering).
 
-    A wire keeps the order of packets. A veth does not: each packet waits for the processor that sent it, and where the
-    sender moves to another one (a qdisc that begins to hold packets back sends them from its timer) later packets
-    overtake earlier ones. TCP takes that for loss.
+    A wire keeps the order of packets. A veth does not: each packet waits for the processor that sent it. If the sender
+    moves to another processor, later packets overtake earlier ones, which TCP takes for loss. So it is where a qdisc
+    begins to hold packets back, and sends them from its timer.
     """
     mask = f"{1 << processor:x}"
     host.run("sh", "-c", f"for queue in /sys/class/net/*/queues/rx-0/rps_cpus; do echo {mask} > $queue; done")

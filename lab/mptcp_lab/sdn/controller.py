@@ -1,4 +1,4 @@
-"""The controller: an os-ken application that tells the switches which way the packets of each flow go (OpenFlow 1.3).
+"""The controller: an os-ken application that gives switches the rules for the path of each flow (OpenFlow 1.3).
 
 `python -m mptcp_lab.sdn.controller SETTINGS.json SOCKET`. The settings are `{fabric, primary, recovery, detection,
 port}`; on the socket JSON-RPC serves the methods of `Controller`. Each SYN, SYN/ACK and first datagram that enters at a
@@ -65,8 +65,8 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
     def state(self) -> dict[str, Any]:
         """`{switches, setups, subflows, refusals}`.
 
-        `switches` that have their rules, seconds from the first packet of each flow that came to its going on, paths by
-        token, and the rules that switches have refused.
+        `switches` are those that have their rules. `setups`: seconds from the first packet of each flow until it went
+        on. `subflows`: their paths, by token. `refusals`: the rules that switches have refused.
         """
         with self._lock:
             subflows = {
@@ -110,7 +110,7 @@ class Controller(app_manager.OSKenApp):  # type: ignore[misc]
         with self._lock:
             self._switches[name] = datapath
         for port in {end.port for end in self._fabric.hosts.values() if end.switch == name}:
-            # Open vSwitch's field for TCP flags is one of Nicira's class, and so must be those that it depends on: else
+            # Open vSwitch's field for TCP flags is of Nicira's class. The fields that it depends on must be, too: else
             # the switch refuses the rule.
             syn = {
                 "in_port": port,

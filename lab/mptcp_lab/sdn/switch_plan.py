@@ -1,7 +1,7 @@
 """What a network with switches has beside its hosts and links: its fabric, and commands. Nothing here runs anything.
 
-The switches reach their controller over a network of their own. The hosts are all on one link layer: each has a route
-and neighbour entries for all other hosts, so that no host asks for an address and the controller chooses every path.
+The switches reach their controller over a network of their own. All hosts are on one link layer. Each has a route and
+neighbour entries for all other hosts: none asks for an address, and the controller chooses every path.
 """
 
 from __future__ import annotations

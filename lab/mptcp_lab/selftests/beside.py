@@ -1,10 +1,9 @@
 """Our services beside a selftest: in each network namespace where it listens, from before it listens until it ends.
 
-A selftest makes namespaces with names that only it knows, and begins to transfer a moment later, while our services
-take seconds to start in a guest. So `mptcp_connect`, the program with which all selftests listen, has a script in its
-place. When it shall listen, it asks us and waits. Meanwhile the selftest stands still, since its control group is
-frozen: its own time limits for the program to listen do not pass. The scripts of the selftests are as the kernel has
-them.
+A selftest makes namespaces with names that only it knows, and begins to transfer a moment later. Our services take
+seconds to start in a guest. So a script replaces `mptcp_connect`, the program with which all selftests listen. Before
+it listens, it asks this module, and waits. Until then the selftest stands still, since its control group is frozen, and
+so do its own time limits. The scripts of the selftests are as the kernel has them.
 
     selftests             our kernel program is attached to this control group, as to that of a proxy
       script              the selftest, frozen while our services start

@@ -1,7 +1,7 @@
 """The BPF objects of some processes, and what their maps have.
 
-A program, link or map exists while a process has a descriptor of it, or while something has it attached: the links of
-our programs end with their descriptors, and filters are counted at their interface.
+A program, link or map exists while a process has a descriptor of it, or while it is attached. The links of our programs
+end with their descriptors, and filters are counted at their interface.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _contents_of(map_id: int) -> MapContents:
 
 
 def _taken(descriptor: int, number: int) -> int:
-    """How many of so many elements of an array of u32 are not 0."""
+    """How many of the first `number` elements of an array of u32 are not 0."""
     keys, values = (ctypes.c_uint32 * number)(), (ctypes.c_uint32 * number)()
     count, position = ctypes.c_uint32(number), ctypes.c_uint32()
     result = _libbpf().bpf_map_lookup_batch(

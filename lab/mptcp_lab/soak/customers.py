@@ -1,7 +1,7 @@
 """Clients of a proxy, most of them honest.
 
 `python -m mptcp_lab.soak.customers PORT RATE SECONDS SEED ORIGIN ADDRESS...`: RATE connections begin per second, each
-to one of the ADDRESSes. What each does is drawn at random (`_USES`). After SECONDS those that are left end, and it
+to one of the ADDRESSes. What each does is drawn at random (`_USES`). After SECONDS the remaining ones end. The program
 prints as JSON how many of each use have begun, and how many honest ones have failed. ORIGIN is `HOST/SHORT/LONG`: the
 origin server, and its documents. A client that has vanished sends its packets with the mark VANISHED, which its host
 must drop.
@@ -35,7 +35,7 @@ _CHUNK: Final = 2**14
 _PATIENCE_SECONDS: Final = 30.0
 _SHORT_UPLOAD: Final = 50_000
 _LONG_UPLOAD: Final = 3_000_000
-_NAMES: Final = 8  # the origin server keeps so many uploads
+_NAMES: Final = 8  # uploads that the origin server keeps
 _SLOW_BYTES: Final = 1000
 _SLOW_SECONDS: Final = 0.2
 

@@ -125,5 +125,5 @@ class LineCount:
 
 
 def differences(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
-    """What is not as it was, a line each."""
+    """The values that have changed, a line each."""
     return [f"{name}: {after[name]:g} instead of {value:g}" for name, value in before.items() if after[name] != value]

@@ -1,7 +1,7 @@
 """What happens in each round of `benchmarks/soak`, from its seed alone.
 
-A part of a run has rounds in which both services go on, so that what they hold can be compared from round to round,
-and then rounds in which they are restarted and killed.
+A part of a run begins with rounds in which both services go on, so that what they hold can be compared from round to
+round. In the rounds after that, they are restarted and killed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Planned:
 
 
 def parts(seconds: float) -> int:
-    """How many parts a run of so many seconds has."""
+    """How many parts a run of `seconds` has."""
     return max(1, min(_MOST_PARTS, int(seconds / PART_SECONDS)))
 
 
