@@ -55,7 +55,7 @@ class Played:
         return max(self.arrived - self.due, 0.0)
 
     def later(self, seconds: float) -> Played:
-        """The same, so many seconds later."""
+        """The same segment, `seconds` later."""
         return Played(self.bitrate, self.requested + seconds, self.arrived + seconds, self.due + seconds)
 
 

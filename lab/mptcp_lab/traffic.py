@@ -10,8 +10,8 @@ Each is a program, because a socket belongs to the network namespace of its proc
                                                 own; prints how many were complete, and seconds until the last one was
     pour PORT                                   sends zeros to every client
     drain PORT SECONDS ADDRESS                  receives them and prints bytes per second
-    sink PORT PROTOCOL                          receives what clients send, and tells each how much that was
-    send PORT PROTOCOL BYTES ADDRESS [SOURCE]   sends to a sink, and prints what it says, and seconds until it did
+    sink PORT PROTOCOL                          receives what clients send, and answers each with the number of bytes
+    send PORT PROTOCOL BYTES ADDRESS [SOURCE]   sends to a sink; prints its answer, and the seconds until then
 
 PROTOCOL is mptcp or tcp.
 """
@@ -160,7 +160,7 @@ async def _joined(address: str, port: int) -> None:
 
 
 async def download(port: int, rate: float, seconds: float, address: str, url: str) -> dict[str, float]:
-    """Begin `rate` downloads per second, fewer if so many take too long: those `complete`, and `seconds` until then."""
+    """Begin `rate` downloads per second, or as many as possible: those `complete`, and `seconds` until the last was."""
     room, tasks = asyncio.Semaphore(_DOWNLOADS_AT_ONCE), []
     began = time.monotonic()
     async for _ in begun(rate, seconds):

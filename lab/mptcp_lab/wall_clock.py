@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mptcp_lab.process import Process
 
 _MODULES: Final = {"mptcp-sniffer": "mptcp_sniffer.main", "mptcp-throttled": "mptcp_throttled.main"}
-# Once the file exists, the program's wall clock is ahead by so many seconds. Its log keeps the host's.
+# Once the file exists, the program's wall clock is ahead by the seconds in it. Its log keeps the host's.
 _RUN: Final = """
 import importlib, logging, os, sys, time, types
 logging.time = types.SimpleNamespace(**vars(time))

@@ -1,4 +1,4 @@
-"""Interfaces of several kinds at the proxy: through each, one client and the proxy send each other what is Ethernet's.
+"""Interfaces of several kinds at the proxy; through each passes what one client sends and receives over Ethernet.
 
 `{link}` is the proxy's end of a link to the router, whose other end is `{other}`.
 """

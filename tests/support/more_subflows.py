@@ -1,7 +1,7 @@
 """A client whose path manager is a program: it opens several subflows from one address, as `ndiffports` once did.
 
-`python more_subflows.py PROXY PORT URL ADDRESS...` downloads URL over a connection with a further subflow from each of
-these addresses, which may be repeated: each has a port of its own. The path manager of the client's kernel must be
+`python more_subflows.py PROXY PORT URL ADDRESS...` downloads URL over one connection. It opens a further subflow from
+each ADDRESS, with a port of its own; an address may be repeated. The path manager of the client's kernel must be
 `userspace`.
 """
 

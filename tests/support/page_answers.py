@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mptcp_throttle.model import AccessNetwork
 
 IP_SHARE: Final = 1.04
-"""IP packets are so much more than their payload."""
+"""The bytes of IP packets, as a multiple of their payload."""
 
 _KNOTS: Final = (1 / 7, 1 / 31, 1 / 150)
 _SWINGS: Final = (0.14, 0.09, 0.05)

@@ -43,8 +43,10 @@ class PageInBrowser:
         now: float | None = None,
         **options: Any,  # noqa: ANN401
     ) -> Iterator[PageInBrowser]:
-        """In a new window, which takes the time for `now` if it is given. In the end no script has failed, and no
-        request has gone elsewhere."""
+        """The page in a new window, whose clock shows `now` if it is given.
+
+        At the end of the block, fails if a script has failed, or a request has gone to another server.
+        """
         context = browser.new_context(**options)
         try:
             page = cls(context.new_page())
@@ -144,7 +146,7 @@ class PageInBrowser:
         self.tab.locator(f"body[data-drawn='{seconds}']").wait_for()
 
     def wait_points(self, least: int, chart: str = "network-chart") -> None:
-        """Wait until a chart has so many moments."""
+        """Wait until a chart has `least` moments or more."""
         place = self.tab.locator(f"#{chart}")
         eventually(lambda: int(place.get_attribute("data-points") or 0) >= least, f"{least} moments in the chart")
 

@@ -245,8 +245,8 @@ class PageServer:
     def serves(self) -> bool:
         """Whether it answers a new connection within 10 s, whoever else is connected.
 
-        One that had to wait for the end of a thousand idle ones, of which some 200 are open for 5 s at a time, would
-        take 20 s and more.
+        A connection that had to wait for the end of a thousand idle ones would take 20 s and more: some 200 of them are
+        open at a time, for 5 s each.
         """
         began = time.monotonic()
         return self.ask("/api/session").status == 200 and time.monotonic() - began < 10

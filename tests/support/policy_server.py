@@ -1,4 +1,4 @@
-"""A model of the fleet's server: the hashes that policies need, and lies that a test tells it to tell."""
+"""A model of the fleet's server: the hashes that policies need, and false answers that a test chooses."""
 
 from __future__ import annotations
 

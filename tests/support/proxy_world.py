@@ -49,7 +49,7 @@ LONG: Final = 200 * MEGABYTE
 """An upload of more than both links carry in half a minute."""
 
 PACKET_CLASSIFIERS: Final = ("nft", "rules")
-"""Those that look at packets."""
+"""The classifiers that look at packets."""
 ALL_CLASSIFIERS: Final = ("socket", *PACKET_CLASSIFIERS)
 EXECUTABLES: Final = Path(sys.executable).parent
 

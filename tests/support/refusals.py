@@ -11,7 +11,7 @@ from mptcp_throttle.linux.kernel_error import set_faults
 
 @contextmanager
 def refused(*calls: str, number: int = errno.ENOENT, times: int | None = None) -> Iterator[None]:
-    """Inside the block, calls are refused whose name starts with one of `calls`: all, or exactly so many `times`."""
+    """Inside the block, calls are refused whose name starts with one of `calls`: all, or the first `times` of them."""
     count = 0
 
     def refuse(requests: Sequence[str]) -> list[OSError | None]:

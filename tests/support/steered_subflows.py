@@ -49,7 +49,7 @@ def subflows_at_proxy(world: ProxyWorld) -> list[ProxySubflow]:
 
 
 def are_backups(world: ProxyWorld, network: str = "ethernet", count: int | None = None) -> bool:
-    """Whether all subflows on that network, at least one, are backups at the proxy; with `count`: so many."""
+    """Whether all subflows on that network, at least one, are backups at the proxy; with `count`: that many."""
     found = [subflow.is_backup for subflow in subflows_at_proxy(world) if subflow.network == network]
     return all(found) and (bool(found) if count is None else len(found) == count)
 

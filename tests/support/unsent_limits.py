@@ -1,4 +1,4 @@
-"""What the proxy's sockets may have unsent (`unsent_limits.bpf.c`): no system call tells it of a subflow."""
+"""What the proxy's sockets may have unsent (`unsent_limits.bpf.c`): no system call returns it for a subflow."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_limits_that_differ_decide_nothing() -> None:
 
 def test_busy_machine_and_missing_figures_tell_nothing() -> None:
     shown, why = judged(effect(at_most=0.9), side(1), side(2, idle=9.9))
-    assert (shown, "busy" in why) == (Shown.NOT_COMPARABLE, True)
+    assert (shown, "processors" in why) == (Shown.NOT_COMPARABLE, True)
     assert judged(effect(at_most=0.9), side(1), None) == (Shown.NOT_MEASURED, "")
     assert judged(effect(at_most=0.9, not_comparable="a simulation"), side(1), side(2)) == (
         Shown.NOT_COMPARABLE,

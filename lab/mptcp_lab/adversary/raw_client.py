@@ -5,14 +5,14 @@ it from each further address, and receives what the proxy sends. It begins the A
 
     half-close   DATA_FIN, and FIN on the first subflow; it goes on receiving
     fast-close   ten MP_FASTCLOSE per second with the proxy's key, far outside the window
-    rejoin       it joins from the first address again and again, and has each subflow closed (FIN) half a second later
-    crowd        it joins ten times more from the first address, and then from each further address, not earlier
-    crowd-late   it joins ten times more from the first address
+    rejoin       it joins from the first address repeatedly, and has each subflow closed (FIN) half a second later
+    crowd        it makes ten more joins from the first address, and only then joins from each further address
+    crowd-late   it makes ten more joins from the first address
     alternate    500 MP_PRIO per second on the first subflow, with B=1 and B=0 in turn
     regular      500 MP_PRIO per second on the first subflow, with B=0
     guess        200 MP_PRIO per second on the first subflow, with B=1 and B=0 in turn, the right sequence number, and
                  an acknowledgment that TCP does not take
-    reuse        it joins from the first address; again and again it makes that subflow a backup, resets it, and joins
+    reuse        it joins from the first address; repeatedly it makes that subflow a backup, resets it, and joins
                  from the same port
     churn        it joins from the first address; ten times per second it resets that subflow, and joins from another
                  port
@@ -263,7 +263,7 @@ class RawClient:
                 select.select([subflow], [], [], _RETRY_SECONDS)
 
     def receive(self, seconds: float) -> None:
-        """Receive and acknowledge for so long, or less."""
+        """Receive and acknowledge for at most `seconds`."""
         for subflow in select.select(self._subflows, [], [], seconds)[0]:
             while (received := subflow.receive()) is not None:
                 self._take(subflow, received)
@@ -346,7 +346,7 @@ class RawClient:
         first.send(Flag.ACK, bytes((_FASTCLOSE, 0)) + self._proxys_key, sequence=first.next + _OUTSIDE)
 
     def receive_for(self, seconds: float) -> None:
-        """Receive and acknowledge for so long."""
+        """Receive and acknowledge for `seconds`."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self.receive(left)

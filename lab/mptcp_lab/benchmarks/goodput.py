@@ -240,7 +240,7 @@ def bench(
 
 
 def delay_links(lab: Lab, delay: tuple[int, int], direction: str = "down") -> None:
-    """Delay the acknowledgments of what is sent in that direction over Ethernet and Wi-Fi by so many milliseconds.
+    """Delay the acknowledgments of what is sent in that direction over Ethernet and Wi-Fi, by `delay` milliseconds.
 
     Takes netem.
     """

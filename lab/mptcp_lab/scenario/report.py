@@ -26,7 +26,7 @@ UNKNOWN: Final = "an unknown commit"
 BUSY: Final = 10
 """The idle share in percent below which it is shown."""
 FEW: Final = 2
-"""Of so many variants an expectation has what was seen in each; the tables have the figures of all."""
+"""Up to this number of variants, an expectation shows what was seen in each; the tables have the figures of all."""
 _NAMED: Final = 6
 """Variants whose names are listed."""
 _AT_ONCE: Final = 4
