@@ -3,7 +3,6 @@
 import pytest
 
 from mptcp_lab.benchmarks.join_latency import networks, paired
-from mptcp_lab.percentiles import percentile
 from mptcp_lab.topology import WIFI
 from mptcp_throttle.model import RateKind
 
@@ -38,9 +37,3 @@ def test_network_that_joins_is_capped_or_preferred(joiner: bool) -> None:
     assert capped.preference == 2
     assert RateKind.CAP in capped.rates
     assert (capped.subnets[0] == WIFI.v4) == joiner
-
-
-@pytest.mark.parametrize(("percent", "expected"), [(50, 50), (90, 90), (99, 99), (100, 100), (0, 1)])
-def test_percentile_is_a_value_that_so_many_do_not_exceed(percent: float, expected: float) -> None:
-    assert percentile(range(100, 0, -1), percent) == expected
-    assert percentile([7], percent) == 7

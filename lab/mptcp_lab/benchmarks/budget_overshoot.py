@@ -20,7 +20,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from mptcp_lab import oracle
@@ -28,7 +27,7 @@ from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.fault_plan import Fault, Faults
 from mptcp_lab.origin import Origin, endless, start_origin
-from mptcp_lab.percentiles import percentile
+from mptcp_lab.percentiles import spread
 from mptcp_lab.process import wait_until
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT, start_squid
@@ -178,8 +177,7 @@ def main() -> None:
                     for _ in range(options.runs):
                         of_rate[way].append(overshoot(lab, origin, services, amount, options.downloads, options.case))
         for way, values in of_rate.items():
-            shown = (median(values), percentile(values, 90), max(values))
-            print(f"{rate!s:>10} {way:10} " + " ".join(f"{value:10.0f}" for value in shown), flush=True)
+            print(f"{rate!s:>10} {way:10} " + " ".join(f"{value:10.0f}" for value in spread(values)), flush=True)
     write_json(options.json, figures)
 
 

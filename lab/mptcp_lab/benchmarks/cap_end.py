@@ -8,14 +8,13 @@ shows when the socket is free; each call of it takes some milliseconds.
 from __future__ import annotations
 
 import time
-from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import Origin, endless, start_origin
-from mptcp_lab.percentiles import percentile
+from mptcp_lab.percentiles import spread
 from mptcp_lab.process import wait_until
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import start_squid
@@ -80,9 +79,9 @@ def main() -> None:
             services.check_kernel_program()
             for name, end in ENDS.items():
                 times = [1000 * measure(lab, origin, end) for _ in range(options.runs)]
-                figures = {"median": median(times), "p90": percentile(times, 90), "worst": max(times)}
-                print(f"{name:30}" + "".join(f"{value:8.0f}" for value in figures.values()), flush=True)
-                rows.append({"end": name, "milliseconds": times, **figures})
+                figures = spread(times)
+                print(f"{name:30}" + "".join(f"{value:8.0f}" for value in figures), flush=True)
+                rows.append({"end": name, "milliseconds": times, **figures._asdict()})
     write_json(options.json, rows)
 
 

@@ -120,7 +120,7 @@ class Watched:
         """Of each kind the median, p90 and the worst."""
         measured = {f"age of bytes elsewhere, {name}, s": values for name, values in self.ages.items()}
         measured["beyond the budget, s of the rate"] = [max(each) for each in self.late.values()]
-        spreads = [spread(name, values) for name, values in measured.items() if values]
+        spreads = [spread(values).named(name) for name, values in measured.items() if values]
         return {name: value for each in spreads for name, value in each.items()}
 
 

@@ -68,7 +68,7 @@ def measure(directory: Path) -> dict[str, float]:
         seen = _watch(running)
         figures = meter.figures(time.monotonic() - began)
         daemons = {"the daemon with the most work, % of a core": max(share.percent() for share in shares)}
-        return {**figures, **daemons, **of_budget(seen), **spread("age of bytes elsewhere, s", ages(seen))}
+        return {**figures, **daemons, **of_budget(seen), **spread(ages(seen)).named("age of bytes elsewhere, s")}
 
 
 def _is_connected(services: Services) -> bool:

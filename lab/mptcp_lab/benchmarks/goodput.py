@@ -37,7 +37,7 @@ from mptcp_lab.guest import kernels
 from mptcp_lab.guest_client import GuestClient
 from mptcp_lab.host import Host
 from mptcp_lab.origin import Document, Origin, start_origin
-from mptcp_lab.percentiles import percentile
+from mptcp_lab.percentiles import spread
 from mptcp_lab.process import wait_until
 from mptcp_lab.sampler import PathMeter, Sampler
 from mptcp_lab.services import WIFI_FIRST, Services
@@ -326,7 +326,7 @@ def summary(results: Sequence[tuple[Cell, Figures]]) -> list[dict[str, Any]]:
     return [
         {
             **asdict(cell),
-            **{figure: _spread([getattr(run, figure) for run in runs], figure) for figure in _COLUMNS},
+            **{figure: _rounded_spread([getattr(run, figure) for run in runs], figure) for figure in _COLUMNS},
             "intact": sum(run.intact for run in runs),
             "runs": [asdict(run) for run in runs],
         }
@@ -334,10 +334,9 @@ def summary(results: Sequence[tuple[Cell, Figures]]) -> list[dict[str, Any]]:
     ]
 
 
-def _spread(values: Sequence[float], figure: str) -> tuple[float, ...]:
-    percents = (10, 0) if figure == _LOW_IS_BAD else (90, 100)
-    spread = median(values), *(percentile(values, percent) for percent in percents)
-    return tuple(round(value, _COLUMNS[figure][1]) for value in spread)
+def _rounded_spread(values: Sequence[float], figure: str) -> tuple[float, ...]:
+    figures = spread(values, low_is_bad=figure == _LOW_IS_BAD)
+    return tuple(round(value, _COLUMNS[figure][1]) for value in figures)
 
 
 def pair_text(pair: tuple[float, float]) -> str:

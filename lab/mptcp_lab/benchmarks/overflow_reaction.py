@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.benchmarks.measure import command_line, write_json
 from mptcp_lab.download import Download
 from mptcp_lab.origin import endless, start_origin
-from mptcp_lab.percentiles import percentile
+from mptcp_lab.percentiles import spread
 from mptcp_lab.process import wait_until
 from mptcp_lab.sampler import PathMeter
 from mptcp_lab.services import WIFI_FIRST, Services
@@ -61,14 +60,8 @@ def main() -> None:
                     rows.append(_run(lab, services, meter))
     print(f"{'':10}{'median':>8}{'p90':>8}{'worst':>8}")
     for name in rows[0]:
-        values = sorted((row[name] for row in rows), reverse=name == "both")
-        print(
-            f"{name:10}"
-            + "".join(
-                f"{each:8.2f}"
-                for each in (median(values), percentile(values, 10 if name == "both" else 90), values[-1])
-            )
-        )
+        figures = spread([row[name] for row in rows], low_is_bad=name == "both")
+        print(f"{name:10}" + "".join(f"{value:8.2f}" for value in figures))
     write_json(options.json, rows)
 
 

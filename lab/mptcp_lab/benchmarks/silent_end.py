@@ -11,7 +11,6 @@ import random
 import time
 from contextlib import contextmanager, nullcontext
 from itertools import count
-from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab import oracle
@@ -21,7 +20,7 @@ from mptcp_lab.download import Download, reset_subflows
 from mptcp_lab.dropped_packets import dropped
 from mptcp_lab.lab_errors import LabError
 from mptcp_lab.origin import Origin, endless, start_origin
-from mptcp_lab.percentiles import percentile
+from mptcp_lab.percentiles import spread
 from mptcp_lab.process import wait_until
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.squid import PORT, start_squid
@@ -82,9 +81,9 @@ def main() -> None:
     print(f"{'gap, s':12}{'median':>8}{'p90':>8}{'worst':>8}")
     rows = []
     for variant, seconds in gaps.items():
-        figures = {"median": median(seconds), "p90": percentile(seconds, 90), "worst": max(seconds)}
-        print(f"{variant:12}" + "".join(f"{value:8.2f}" for value in figures.values()))
-        rows.append({"variant": variant, "seconds": seconds, **figures})
+        figures = spread(seconds)
+        print(f"{variant:12}" + "".join(f"{value:8.2f}" for value in figures))
+        rows.append({"variant": variant, "seconds": seconds, **figures._asdict()})
     write_json(options.json, rows)
 
 
