@@ -19,7 +19,7 @@ class Curve:
         self._times = [at for at, _ in self.points]
 
     def at(self, time: float) -> float:
-        """Its value at a time."""
+        """The value of the counter at a time."""
         after = bisect_right(self._times, time)
         if after == 0 or after == len(self.points):
             return self.points[max(after - 1, 0)][1] if self.points else 0.0

@@ -39,10 +39,10 @@ One after another: while services start, two processors are busy, and others wou
 """
 
 FULL_SITUATIONS: Final = (*SITUATIONS, "backup")
-"""Those of `--full`."""
+"""The scenarios of `--full`."""
 
 BOTH_METHODS: Final = ("capped-1mbit", "as-in-the-thesis")
-"""Those of `--as-in-the-thesis`: one download with the default configuration, and with that of the thesis."""
+"""The scenarios of `--as-in-the-thesis`: one download with the default configuration, and with that of the thesis."""
 
 
 def _options() -> argparse.Namespace:

@@ -75,7 +75,7 @@ class _Loader:
             self._channel = own.makefile("rw")
 
     def ask(self, request: object) -> int:
-        """Its answer. Raises LabError if it has ended."""
+        """The answer to a request. Raises LabError if the process has ended."""
         print(json.dumps(request), file=self._channel, flush=True)
         answer = self._channel.readline()
         if not answer:
@@ -119,7 +119,7 @@ class Preloaded:
         return PreloadedChild(self, program, self._ask(asdict(request)))
 
     def exit_status(self, pid: int) -> int:
-        """Of a program that has ended; its process id may be used again."""
+        """The exit status of a program that has ended; its process id may be used again."""
         return self._ask(pid)
 
     def _ask(self, request: object) -> int:

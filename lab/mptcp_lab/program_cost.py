@@ -146,7 +146,7 @@ class _Checked(BpfObject):
 
 
 def _cost(program: str, log: str, compiled_by: str, commit: str) -> ProgramCost:
-    """Of what print_verification_stats (kernel/bpf/verifier.c) has written."""
+    """The cost in what print_verification_stats (kernel/bpf/verifier.c) has written."""
     time, stack, instructions = (form.search(log) for form in (_TIME, _STACK, _INSTRUCTIONS))
     if time is None or stack is None or instructions is None:
         raise ValueError(f"{program}: not the verifier's statistics: {log[-200:]!r}")

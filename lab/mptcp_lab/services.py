@@ -205,7 +205,7 @@ class Services:
 
     @property
     def sockets(self) -> Sockets:
-        """Those of the services."""
+        """The sockets of the services."""
         return Sockets.below(self.directory / "run")
 
     def __enter__(self) -> Self:
@@ -289,7 +289,7 @@ class Services:
 
     @property
     def exit_statuses(self) -> tuple[int | None, int | None]:
-        """Of the sniffer and the daemon; None while it runs or if it was not started."""
+        """The exit statuses of sniffer and daemon; None for one that runs, or was not started."""
         return (
             None if self.sniffer is None else self.sniffer.exit_status,
             None if self.daemon is None else self.daemon.exit_status,

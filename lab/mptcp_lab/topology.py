@@ -101,7 +101,7 @@ class Topology:
     in_order: bool = True
 
     def description(self) -> Description:
-        """The same in the language of the plan."""
+        """The topology as a description for the plan."""
         # Names here are longer than scenario files allow: not validated.
         hosts = {
             "router": HostSection(forward=True),
@@ -150,7 +150,7 @@ class Client(Host):
 
     @property
     def interfaces(self) -> tuple[str, ...]:
-        """Its ends of the access links."""
+        """The client's ends of the access links."""
         return tuple(port.interface for port, _ in self._description.ports(self.name))
 
     def address(self, link: AccessLink, family: Family) -> Address:

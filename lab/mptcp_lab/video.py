@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mptcp_lab.playback import Played
 
 PAYLOAD_PART: Final = 1428 / 1514
-"""Of a full frame with an MPTCP option."""
+"""The payload of a full frame with an MPTCP option, as a part of the frame."""
 
 _WIFI_RATES: Final = (1_000_000, 12_000_000)
 _STEP_SECONDS: Final = (2.0, 5.0)

@@ -31,7 +31,7 @@ PANELS: Final = {"mptcp-uncapped": "Without mptcp-throttle", "capped-1mbit": "Wi
 """The situations of the demo, and what each panel is called."""
 
 _LABELS: Final = {"wifi": ("Wi-Fi, 56 Mb/s", 112), "ethernet": ("expensive network, 10 Mb/s", 233)}
-"""Of each link: what the picture calls it, and the height at which it says so."""
+"""The label of each link in the picture, and its height."""
 
 _STEP_SECONDS: Final = 0.25
 _WINDOW_SECONDS: Final = 0.5
@@ -88,7 +88,7 @@ def picture(pairs: Sequence[tuple[Experiment, Result]]) -> str:
 
 
 def _curves(experiment: Experiment, result: Result) -> dict[str, Curve]:
-    """By link, the bytes received at the end that received most. Raises UserError without samples."""
+    """The bytes received at the end of each link that received most, by link. Raises UserError without samples."""
     ports = received_curves(result.directory)
     curves = {link: curve for link in _LABELS if (curve := busiest(experiment.scenario, ports, link)) is not None}
     if curves.keys() != _LABELS.keys():

@@ -54,7 +54,7 @@ class Rates(NamedTuple):
 
 
 def rates(*clients: Client) -> list[Rates]:
-    """In the next seconds, of each."""
+    """The rates of each client in the next seconds."""
     with ExitStack() as stack:
         meters = [stack.enter_context(PathMeter(client, _INTERFACES)) for client in clients]
         began = time.monotonic()

@@ -60,7 +60,7 @@ graphroot = "/var/lib/containers/storage"
 runroot = "/run/containers/storage"
 """
 _PODMAN_FILES: Final = {"CONTAINERS_CONF": _CONTAINERS_CONF, "CONTAINERS_STORAGE_CONF": _STORAGE_CONF}
-"""By the environment variables that name them."""
+"""The texts of podman's files, by the environment variables that name them."""
 _LXC_CONF: Final = """\
 lxc.uts.name = {name}
 lxc.rootfs.path = dir:/var/lib/lxc/{name}/rootfs
@@ -133,7 +133,7 @@ class Machine:
         return self.lab.proxy.start(name, *self._enter, *argv, machine_files=True)
 
     def inside(self) -> Host:
-        """As a host: the network namespace that `mptcp-throttle-namespace` keeps beside the engine."""
+        """The host of the network namespace that `mptcp-throttle-namespace` keeps beside the engine."""
         host = _Inside(self.lab, Path(f"/proc/{self._init}/root") / _KEPT_AT)
         self._inside.append(host)
         return host

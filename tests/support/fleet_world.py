@@ -31,7 +31,7 @@ class Fleet:
 
     @property
     def server(self) -> ValkeyServer:
-        """That of all proxies."""
+        """The server of all proxies."""
         return self.network.server
 
     @contextmanager
@@ -52,7 +52,7 @@ class Fleet:
 
 @contextmanager
 def fleet_of(number: int, topology: Topology, directory: Path) -> Iterator[Fleet]:
-    """So many proxies, and a server that runs."""
+    """A fleet of `number` proxies, and a server that runs."""
     with ExitStack() as stack:
         built = [stack.enter_context(hosts(topology)) for _ in range(number)]
         network = stack.enter_context(fleet_network([on.lab.proxy for on in built], directory))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 NAT: Final = ("iptables-legacy", "-t", "nat")
 CONTAINER_ADDRESSES: Final = ("172.17.0.2", "172.17.1.2")
-"""Of the containers, by their numbers."""
+"""The addresses of the containers, by their numbers."""
 
 
 def add_container(lab: Lab, number: int = 0) -> Host:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mptcp_throttle.model import AccessNetwork
 
-IP_SHARE: Final = 1.04
+IP_FACTOR: Final = 1.04
 """The bytes of IP packets, as a multiple of their payload."""
 
 _KNOTS: Final = (1 / 7, 1 / 31, 1 / 150)
@@ -79,7 +79,7 @@ def event(
     pause: Json | None = None,
     not_enforced: Sequence[str] = (),
 ) -> Json:
-    """Of the stream, with these clients; a feature may be missing, and the satellite sick."""
+    """An event of the stream, with these clients; a feature may be missing, and the satellite sick."""
     known = clients() if rows is None else rows
     daemon: Json = {"version": "1.0", "interfaces": ["eth0"], "classifier": "socket", "pause": pause}
     daemon |= {"errors": [], "not_enforced": list(not_enforced), "time_zone": str(ZONE), "observed_at": NOW}
@@ -114,7 +114,7 @@ def path(name: str, number: int, sent: int, held: Held | str) -> Json:
 
 
 def client(number: int, name: str | None, waits: int = 0, /, **sent: int | tuple[int, str]) -> Json:
-    """By what it is sent on networks: capped in LTE, limited by the satellite, or free for a reason that is given."""
+    """A client by what it is sent on networks: capped in LTE, limited by the satellite, or free for a given reason."""
     paths = []
     for key, value in sent.items():
         bps, why = value if isinstance(value, tuple) else (value, None)
@@ -165,7 +165,7 @@ def number_of(row: Json) -> int:
 
 
 def paused_clients() -> list[Json]:
-    """They, all free."""
+    """The same clients, all free."""
     return [
         client(
             number_of(row),
@@ -193,7 +193,7 @@ def history(key: str, bps: int, seconds: int, now: float, most: Sequence[tuple[f
     step = 1 if seconds <= 600 else 10 if seconds <= 3600 else 60 if seconds <= 86_400 else 3600
     start = list(range(int(now - seconds) // step * step, int(now) // step * step, step))
     swing = [_wander(key, moment, seconds) for moment in start]
-    base = IP_SHARE * bps
+    base = IP_FACTOR * bps
     sent = [round(max(0.0, base * (1 + each - swing[-1]))) for each in swing]
     sent = [min([value, *_held_then(most, moment)]) for value, moment in zip(sent, start, strict=True)]
     zeros: list[Json] = [0] * len(start)
@@ -221,7 +221,7 @@ def _held_then(most: Sequence[tuple[float, int]], moment: float) -> list[int]:
 
 
 def client_history(row: Json, name: str | None, seconds: int) -> Json:
-    """Of a client, over all networks with its waiting, or on one."""
+    """The history of a client, over all networks with its waiting, or on one."""
     bps = row["sent_bps"] if name is None else {shown["name"]: shown["sent_bps"] for shown in row["networks"]}[name]
     most = [(step["at"], step["rate_bps"]) for step in caps(row)] if name == "lte" else []
     answer = history(f"{row['client']} {name}", bps, seconds, NOW, most)
@@ -232,7 +232,7 @@ def client_history(row: Json, name: str | None, seconds: int) -> Json:
 
 
 def budget(name: str, client_name: str | None, amount: float, used: float, **changed: Json) -> Json:
-    """Of a network, or of a client; in gigabytes."""
+    """A budget of a network or of a client; amounts are in gigabytes."""
     answer: Json = {
         "network": name,
         "networks": [name],
@@ -255,7 +255,7 @@ def budget(name: str, client_name: str | None, amount: float, used: float, **cha
 
 
 def budgets() -> Json:
-    """One that will be spent tomorrow, one that a client has spent, one that lasts."""
+    """A budget that will be spent tomorrow, one that a client has spent, and one that lasts."""
     day = {"every": "day", "period": {"start": at(26, 0), "end": at(27, 0)}}
     allowed = [{"direction": "downlink", "kind": "cap", "rate": "256kbit"}]
     forecast = {"spent_at": at(27, 22), "earliest": at(27, 15), "latest": at(28, 16)}
@@ -279,7 +279,7 @@ def week(moment: float | None) -> Json:
 
 
 def timeline() -> Json:
-    """Of a day."""
+    """The time line of a day."""
     said = company.happened()
     events = [
         {**asdict(each.event), "at": each.at, "device": each.device, "number": len(said) - place}
@@ -289,7 +289,7 @@ def timeline() -> Json:
 
 
 def saved() -> Json:
-    """Of the control group."""
+    """The comparison with the control group."""
 
     def period(name: str, start: float, carried: float, without: float, low: float, high: float, number: int) -> Json:
         group = {"connections": number, "sent": 0, "sent_with_cap": 0}
@@ -306,7 +306,7 @@ def saved() -> Json:
 
 
 def waiting(now: float) -> Json:
-    """Of a day in which one client waited."""
+    """The waiting of a day in which one client waited."""
     first = int(now) // 3600 * 3600 - 23 * 3600
     worst = [0] * 17 + [6, 0, 0, 0, 0, 3, 38]
     hours = [
@@ -341,7 +341,7 @@ def caps(row: Json) -> list[Json]:
 
 
 def fleet(*, is_late: bool = True) -> Json:
-    """Of three proxies, of which one may not be heard."""
+    """A fleet of three proxies, of which one may be silent."""
     load = {"version": "1.0.0", "received_bps": 5_000_000, "connections": 120, "throttled": 31}
     heard = {**load, "state": "reachable", "state_age": 0.4, "age": 1.2}
     proxies = [
@@ -366,7 +366,7 @@ def of_several_proxies(client: Json) -> Json:
 
 
 def one_client(row: Json) -> Json:
-    """Its page."""
+    """The page of a client."""
     none: Json = {"subflows": [], "cap": [rate(None)], "limit": []}
     number = number_of(row)
     explained = [

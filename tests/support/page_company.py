@@ -62,7 +62,7 @@ def at(day: int, hour: int, minute: int = 0, month: int = 11) -> float:
 
 
 def address(network: str, number: int) -> Address:
-    """That of a client in a network."""
+    """The address of a client in a network."""
     return ip_address(f"10.{THIRD_PART[network]}.{number >> 8}.{number & 255}")
 
 
@@ -124,7 +124,7 @@ def _cap(client: Address | None) -> Term:
 
 
 def rates_of(network: AccessNetwork) -> Json:
-    """Its present rates, as in the answer to `status`."""
+    """The present rates of a network, as in the answer to `status`."""
     return describe_rates(network.rates, terms_of(network, None)[-1], Now(NOW, NOW))
 
 
@@ -163,7 +163,7 @@ class Happened(NamedTuple):
 
 
 def happened() -> list[Happened]:
-    """Of a day, the latest first."""
+    """The events of a day, the latest first."""
     account = AccountKey("lte", OF_CLIENT.key)
     spent = LevelReached(account, OF_CLIENT, BUS_14, Use(1_004_000_000), 1)
     warned = LevelReached(account, OF_CLIENT, BUS_14, Use(802_000_000), 0)

@@ -67,14 +67,14 @@ class PageInBrowser:
             self.errors.append(message.text)
 
     def log_in(self, password: str = PASSWORD) -> None:
-        """As an operator does."""
+        """Log in as an operator does."""
         self.button("Log in").first.click()
         self.tab.get_by_label("password").fill(password)
         self.button("Log in").last.click()
         self.button("Log out").wait_for()
 
     def button(self, name: str) -> Locator:
-        """By all of its name."""
+        """The button with exactly this name."""
         return self.tab.get_by_role("button", name=name, exact=True)
 
     def text(self, selector: str = "body") -> str:
@@ -96,11 +96,11 @@ class PageInBrowser:
         eventually(lambda: self.shows("live: ", "#connection"), "the page is live")
 
     def card(self, network: str) -> Locator:
-        """Of an access network."""
+        """The card of an access network."""
         return self.tab.locator(f".card[aria-label='{network}']")
 
     def counts(self, network: str) -> dict[str, str]:
-        """Those of an access network, by their words."""
+        """The counts of an access network, by their words."""
         lines = [line for text in self.texts(f".card[aria-label='{network}'] .counts") for line in text.split("\n")]
         return dict(zip(lines[1::2], lines[::2], strict=False))
 
@@ -151,7 +151,7 @@ class PageInBrowser:
         eventually(lambda: int(place.get_attribute("data-points") or 0) >= least, f"{least} moments in the chart")
 
     def picture(self, path: Path) -> None:
-        """Of the whole page."""
+        """Save a picture of the whole page."""
         self.tab.screenshot(path=path, full_page=True)
 
     def overflow(self) -> int:
@@ -164,7 +164,7 @@ class PageInBrowser:
 
 
 def bits_per_second(text: str) -> float:
-    """Of a text on the page; 0 if it is none."""
+    """The rate in a text on the page; 0 if it has none."""
     match = re.fullmatch(r"([\d.,]+)\s(kb/s|Mb/s|Gb/s)", text.strip())
     return float(match[1].replace(",", "")) * _UNITS[match[2]] if match else 0.0
 

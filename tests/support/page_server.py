@@ -104,7 +104,7 @@ class CannedDaemon:
     delay: float = 0.0
 
     def methods(self) -> dict[str, Callable[..., Any]]:
-        """Those that the page calls."""
+        """The methods that the page calls."""
 
         def canned(name: str, answer: Callable[[], object]) -> Callable[..., object]:
             def method(*parameters: object) -> object:
@@ -191,7 +191,7 @@ class PageServer:
 
     @property
     def sockets(self) -> Sockets:
-        """Those of all services."""
+        """The sockets of all services."""
         return Sockets.below(self.directory / "run")
 
     @property
@@ -210,7 +210,7 @@ class PageServer:
 
     @property
     def origin(self) -> str:
-        """Of what browsers load from the port."""
+        """The origin (RFC 6454) of what browsers load from the port."""
         return f"{'http' if self.certificate is None else 'https'}://127.0.0.1:{self.port}"
 
     def ask(
@@ -284,7 +284,7 @@ class Certificate:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Those of the section `web`."""
+        """The settings of the section `web`."""
         return {"certificate": str(self.certificate), "key": str(self.key)}
 
 

@@ -87,7 +87,7 @@ class Hosts:
 
 @dataclass(frozen=True)
 class ClassCounters:
-    """Of one HTB class: `rate` in bits per second, `leaf` the handle that the kernel chose for its qdisc, or empty."""
+    """An HTB class: `rate` in bits per second, `leaf` the handle that the kernel chose for its qdisc, or empty."""
 
     rate: int
     leaf: str

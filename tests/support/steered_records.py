@@ -29,7 +29,7 @@ _FIELD: Final = re.compile(r"^(\w+):\t(\d+)$", re.M)
 
 
 class SteeredRecords:
-    """Those of the daemon with this process id, until `close`."""
+    """The records of the daemon with this process id, until `close`."""
 
     def __init__(self, pid: int) -> None:
         process = os.pidfd_open(pid)
@@ -44,7 +44,7 @@ class SteeredRecords:
         return {unpack_ends(ends): unpack(Steered, record) for ends, record in self._map.all_elements().items()}
 
     def of_port(self, client_port: int) -> Steered | None:
-        """That of the subflow from this port of a client."""
+        """The record of the subflow from this port of a client."""
         return next((record for ends, record in self.all().items() if ends.client.port == client_port), None)
 
     def fill(self) -> None:

@@ -39,7 +39,7 @@ class Priorities(NamedTuple):
 
 
 def subflows_at_proxy(world: ProxyWorld) -> list[ProxySubflow]:
-    """Those of all clients."""
+    """The subflows of all clients."""
     return [
         ProxySubflow(link.network, socket.peer.port, "B" in oracle.flags(socket))
         for socket in oracle.sockets(world.proxy, PORT)

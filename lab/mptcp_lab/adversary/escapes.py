@@ -116,7 +116,7 @@ def raw_attack(attack: str, links: Sequence[AccessLink]) -> Begin:
 
 
 def _crowding(attack: str) -> Begin:
-    """With a path manager in user space on the proxy, which permits more than nine subflows."""
+    """An attack with a path manager in user space on the proxy, which permits more than nine subflows."""
 
     @contextmanager
     def begin(site: Site) -> Iterator[Act]:
@@ -267,7 +267,7 @@ CROWDING: Final = Attack(
 
 
 def _steered(name: str, does: str, begin: Begin) -> Attack:
-    """By a client whose Ethernet path is held back."""
+    """An attack by a client whose Ethernet path is held back."""
     return Attack(name, does, Adversary.CLIENT, "raw", begin, lasting=True, least=LEAST_BY_PULSES)
 
 

@@ -60,7 +60,7 @@ def signals(proxy: str, port: int, client: str, client_port: int, name: str, per
 
 
 def connection(proxy: str, port: int, per_second: float) -> None:
-    """All segments of a handshake between the proxy and the proxy, and the SYN/ACK once more, until it is ended."""
+    """Send all segments of a handshake of the proxy with itself, and the SYN/ACK again, until the program is ended."""
     key = b"anykey.."
     syn, answer, ack = ((30, b"\x01\x81" + keys) for keys in (b"", key, key + key))
     segments = (

@@ -238,7 +238,7 @@ class RawClient:
         self._subflows.append(subflow)
 
     def _join_option(self, nonce: bytes) -> bytes:
-        """That of a SYN, with a new address id."""
+        """The MP_JOIN option of a SYN, with a new address id."""
         return bytes((_JOIN, next(self._ids) % 255 + 1)) + token_of(1, self._proxys_key).to_bytes(4) + nonce
 
     def leave_unfinished(self, *, joins: bool) -> None:
@@ -290,7 +290,7 @@ class RawClient:
         return bytes((_DSS, flags)) + data_ack.to_bytes(8) + mapping
 
     def _mapping(self, subflow_sequence: int, length: int) -> bytes:
-        """Of what follows the data that the proxy has."""
+        """The mapping of what follows the data that the proxy has."""
         data_sequence = (self._first_data(self._key) + self._sent) & _LONG
         return data_sequence.to_bytes(8) + subflow_sequence.to_bytes(4) + length.to_bytes(2)
 

@@ -37,7 +37,7 @@ _NETWORKS: Final = {"down": WIFI_FIRST, "up": (WIFI_FIRST[0], _UPLINK_CAPPED)}
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of the bystander's socket at the proxy: acknowledged bits per second, and the mean smoothed RTT in seconds."""
+    """The bystander's socket at the proxy: acknowledged bits per second, and the mean smoothed RTT in seconds."""
 
     throughput: float
     rtt: float

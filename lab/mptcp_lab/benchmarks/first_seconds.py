@@ -264,7 +264,7 @@ def _lengths(size: str) -> list[int]:
 
 
 Times = dict[tuple[str, str], list[Fetched]]
-"""By variant and size."""
+"""What was fetched, by variant and size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +373,7 @@ def main() -> None:
 
 
 def _measured_in_guest(cell: Cell) -> Times:
-    """In a guest of its own, which has one cell; nothing if its kernel dies."""
+    """The times of a cell in a guest of its own; none if its kernel dies."""
     narrowed = ("--worlds", cell.world, "--cc", cell.cc, "--delays", pair_text(cell.delay))
     results = results_of_guest("first_seconds", cell.kernel, *narrowed)
     return {(variant, size): [Fetched(*each) for each in fetched] for variant, size, fetched in results}

@@ -29,7 +29,7 @@ _SECRET: Final = b"of this benchmark"
 _JOIN_SECONDS: Final = 90.0
 _ROUND_SECONDS: Final = 1.0
 _FOLLOWS: Final = 4
-"""In each second, as the thread that follows time does."""
+"""How often it looks in a second, as the thread that follows time does."""
 _SETTLE_ROUNDS: Final = 6
 """Until all leases are as asked for: from then on, only clients that ask for another rate cost anything."""
 

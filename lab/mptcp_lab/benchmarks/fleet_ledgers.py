@@ -42,7 +42,7 @@ SECRET: Final = b"of this benchmark"
 _FIRST: Final = int(IPv4Address("10.0.0.0"))
 _AMOUNT: Final = 10**10
 _RATE: Final = 20_000
-"""Of each client at each proxy, in bytes/s."""
+"""The rate of each client at each proxy, in bytes/s."""
 _BEGINS: Final = 1 / 500
 _CROSSINGS: Final = 1 / 2500
 _STAGE: Final = Stage(1.0, {RateKind.CAP: Rate(256_000)})
@@ -84,11 +84,11 @@ class Load:
         return number % self.together == 0
 
     def address(self, proxy: int, number: int) -> IPv4Address:
-        """That of a client of a proxy."""
+        """The address of a client of a proxy."""
         return IPv4Address(_FIRST + (proxy - proxy % 2 * self.is_shared(number)) * self.of_each + number)
 
     def number(self, subject: Subject) -> int:
-        """That of a client."""
+        """The number of a client."""
         return (int(subject or 0) - _FIRST) % self.of_each
 
     def crossing(self, number: int) -> float:
@@ -117,7 +117,7 @@ class Watched:
         self.late: dict[IPv4Address, list[float]] = {}
 
     def figures(self) -> dict[str, float]:
-        """Of each kind the median, p90 and the worst."""
+        """The spread of each kind of figure."""
         measured = {f"age of bytes elsewhere, {name}, s": values for name, values in self.ages.items()}
         measured["beyond the budget, s of the rate"] = [max(each) for each in self.late.values()]
         spreads = [spread(values).named(name) for name, values in measured.items() if values]

@@ -78,7 +78,7 @@ _COLUMNS: Final = {
     "worst_window": ("5 s / cap", 3),
     "start_excess": ("excess of drain, B", None),
 }
-"""Of each figure its heading, and how many decimals are shown."""
+"""The heading of each figure, and how many decimals are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one transfer. Gaps are the longest times without delivery to the application, in seconds.
+    """The figures of one transfer. Gaps are the longest times without delivery to the application, in seconds.
 
     `percent_of_permitted` covers the time from a second after the rates began to their end. `worst_window` is the
     capped path's largest rate over 5 s after the drain, as a multiple of its cap; `start_excess` is what the path
@@ -425,7 +425,7 @@ def main() -> None:
 
 
 def _measure_in_guest(kernel: str, cc: str, delay: tuple[int, int]) -> list[tuple[Cell, Figures]]:
-    """In a guest of their own, so that no more is lost when its kernel dies."""
+    """Measure in a guest of its own, so that no more is lost when its kernel dies."""
     results = results_of_guest("goodput", kernel, "--cc", cc, "--delays", pair_text(delay))
     return [
         (Cell(kernel, cc, delay, tuple(caps), variant, begin, direction), Figures(*figures))

@@ -21,7 +21,7 @@ _DELAYS: Final = Struct("=QQ")
 
 
 class Delays(NamedTuple):
-    """Of a JOIN, in seconds after its SYN: when it was established, and when the socket had a pace."""
+    """When a JOIN was established, and when its socket had a pace, in seconds after its SYN."""
 
     established: float
     paced: float

@@ -249,7 +249,7 @@ def _capped_uplinks(services: Services) -> int:
 
 
 def costs_of_uploads(used: Used) -> dict[str, float]:
-    """Of the programs at the interface, with reminders, per packet of both directions; of the services, of a core."""
+    """Cost of programs at the interface per packet of both directions, with reminders; of the services, of a core."""
     return {
         "program_calls_per_packet": round(used["packet_programs"] / used["packets"], 3),
         "ns_per_call": _per_call(used, "packet_programs"),

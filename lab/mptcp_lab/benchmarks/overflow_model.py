@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mptcp_lab.video import Step
 
 _ETHERNET: Final = 9_600_000
-"""Of 10 Mb/s, without what only frames have."""
+"""What Ethernet carries of its 10 Mb/s, without what only frames have."""
 _CAP: Final = 1_000_000
 _SEGMENTS: Final = 23
 _TRACE_SECONDS: Final = 300.0

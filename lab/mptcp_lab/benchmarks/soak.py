@@ -106,7 +106,7 @@ class _Soak:
         self._proxy = Proxy(lab, options.seed)
 
     def carry_out(self) -> None:
-        """All rounds, and the end."""
+        """Carry out all rounds, and end the services."""
         self._proxy.start()
         self._proxy.services.check_kernel_program()
         began = time.monotonic()
@@ -177,7 +177,7 @@ class _Soak:
         return kernel_values(self._lab.proxy, ids_of([os.getpid(), *(service.pid for service in services)]))
 
     def _settled_values(self) -> dict[str, float]:
-        """Those of a new network, which has other routes for some seconds."""
+        """The kernel values of a new network, once the routes that it has for some seconds are gone."""
         values, before = self._kernel_values(), None
         while values != before:
             time.sleep(_SETTLING_SECONDS)

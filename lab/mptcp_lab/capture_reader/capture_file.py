@@ -24,7 +24,7 @@ _PCAP: Final = {
     bytes.fromhex("a1b23c4d"): (">", 10**9),
 }
 _LINK_TYPE: Final = 0xFFFF
-"""In pcap the upper bits tell whether and how long a frame check sequence ends each frame."""
+"""In pcap, the upper bits give the length of the frame check sequence at the end of each frame, if any."""
 
 _SECTION_HEADER: Final = bytes.fromhex("0a0d0d0a")
 _BYTE_ORDERS: Final = {bytes.fromhex("4d3c2b1a"): "<", bytes.fromhex("1a2b3c4d"): ">"}

@@ -46,7 +46,7 @@ class _Reading:
             self.mptcp[self._proxy_port(segment)] += 1
 
     def _proxy_port(self, segment: Segment) -> int:
-        """By the SYN flag; without it, the port that is known, or else the lower one."""
+        """The proxy's port: by the SYN flag; else the port that is known, or the lower one."""
         if segment.flags & Flag.SYN:
             return segment.source.port if segment.flags & Flag.ACK else segment.destination.port
         ends = sorted((segment.source.port, segment.destination.port))

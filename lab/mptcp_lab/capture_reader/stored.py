@@ -132,7 +132,7 @@ def _streams(
 
 
 def _unzstd(chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
-    """By a program, because Python has no zstd before 3.14."""
+    """Decompress with a program, because Python has no zstd before 3.14."""
     process = subprocess.Popen(["zstd", "-dcq"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     output, messages = cast(io.BufferedReader, process.stdout), cast(BinaryIO, process.stderr)
     threading.Thread(target=_feed, args=(process.stdin, chunks), daemon=True).start()

@@ -50,7 +50,7 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class _Subflow:
-    """Of a subflow: the token of its connection, the number of its first byte, how far it has come, and a mapping."""
+    """A subflow: the token of its connection, the number of its first byte, how far it has come, and a mapping."""
 
     token: int
     first: int
@@ -115,7 +115,7 @@ def _nearest(number: int, bits: int, to: int) -> int:
 
 
 def find_arrivals(frames: Iterable[FileFrame], port: int) -> Mapping[int, Sequence[Arrival]]:
-    """By token, the data packets to this port, in the order of the capture, of connections that it saw begin.
+    """The data packets to this port, by token and in the order of the capture, of connections that it saw begin.
 
     Packets may be cut off behind their TCP options. Raises ValueError for frames of another link type.
     """

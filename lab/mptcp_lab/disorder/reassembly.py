@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Added(NamedTuple):
-    """Of some bytes that arrived: how many are new, and whether they came in order: no earlier byte was missing."""
+    """How many of the bytes that arrived are new, and whether they came in order: no earlier byte was missing."""
 
     new: int
     in_order: bool

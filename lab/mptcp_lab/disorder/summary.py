@@ -23,7 +23,7 @@ _LONGEST_WAIT_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Disorder:
-    """Of the `packets` with new data of a connection, as MPTCP gets them: when TCP has put each subflow in order.
+    """The disorder of the `packets` with new data of a connection, once TCP has put each subflow in order.
 
     `percent`: those that came while an earlier byte of the connection was missing; `percent_in_subflows`: that had
     arrived while an earlier byte of their subflow was missing. `most_held`: the most bytes that waited for an earlier
@@ -116,7 +116,7 @@ class _Connection:
             self._numbers.append(self._packets)
 
     def disorder(self, early_in_subflows: int) -> Disorder:
-        """All of it."""
+        """The disorder of all packets so far."""
         packets = max(self._packets, 1)
         return Disorder(
             self._packets,

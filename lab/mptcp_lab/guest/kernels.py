@@ -102,7 +102,7 @@ def _locked(cache: Path) -> Iterator[None]:
 def _fetch(series: str, scratch: Path, report: Callable[[str], None]) -> Path:
     run(["apt-get", "update"], timeout=PACKAGE_SECONDS)
     metapackages = [f"linux-image-{series}-cloud-amd64", "linux-image-cloud-amd64"]
-    # Not every release of Debian has both; apt-cache tells of those it has.
+    # Not every release of Debian has both; apt-cache prints those it has.
     package = newest(series, run(["apt-cache", "depends", *metapackages], check=False).stdout)
     if package is None:
         raise LabError(f"this Debian has no kernel {series}: neither {' nor '.join(metapackages)} depends on one")

@@ -29,7 +29,7 @@ _BUFFER_KIB: Final = 32_768
 _STABLE_SECONDS: Final = 0.5
 _WRITTEN_SECONDS: Final = 30.0
 _COMPLETE: Final = 0.999
-"""Of the packets: the flow may still send while tcpdump ends."""
+"""The part of the packets that must be there: the flow may still send while tcpdump ends."""
 
 _COUNTED: Final = re.compile(
     r"(?P<captured>\d+) packets? captured\n"

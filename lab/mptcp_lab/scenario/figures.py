@@ -58,7 +58,7 @@ def present_rates(scenario: Scenario, samples: Sequence[InterfaceSample], now: f
 
 
 def busiest(scenario: Scenario, curves: Iterable[tuple[str, Curve]], link: str) -> Curve | None:
-    """Of the curves of received bytes, each with its port: that of the end of the link that received most."""
+    """The curve of the end of the link that received most; `curves` are those of received bytes, with their ports."""
     ends = {str(port) for port in scenario.links[link].ends}
     at_link = [curve for port, curve in curves if port in ends]
     return max(at_link, key=lambda curve: curve.at(float("inf")) - curve.at(0), default=None)
@@ -96,7 +96,7 @@ def _samples_of(scenario: Scenario, recording: Recording, flow_name: str) -> lis
 def _samples_over(
     scenario: Scenario, recording: Recording, flow_name: str, links: Sequence[str] | None
 ) -> list[SubflowSample]:
-    """Those of the flow's sockets on these links; None: on all."""
+    """The samples of the flow's sockets on these links; None: on all."""
     samples = _samples_of(scenario, recording, flow_name)
     if links is None:
         return samples

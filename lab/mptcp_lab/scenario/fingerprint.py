@@ -25,14 +25,14 @@ _DIGITS: Final = 10
 
 
 def fingerprints(scenario: Scenario) -> dict[str, str]:
-    """Of the set-up, and by figure of the set-up with what the figure measures."""
+    """The fingerprint of the set-up, and by figure that of the set-up with what the figure measures."""
     set_up = _described(scenario, frozenset(type(scenario).model_fields) - _SET_UP)
     figures = {name: _described(figure, _OF_NUMBERS) for name, figure in scenario.report.items()}
     return {SET_UP: _digest(set_up)} | {name: _digest(set_up + figure) for name, figure in figures.items()}
 
 
 def _described(value: object, without: frozenset[str] = frozenset()) -> str:
-    """All that it has and is not the default, so that a new key with a default changes nothing."""
+    """The text of all values that are not the default, so that a new key with a default changes nothing."""
     if isinstance(value, Section):
         fields = type(value).model_fields.items()
         defaults = {name: field.get_default(call_default_factory=True) for name, field in fields if name not in without}

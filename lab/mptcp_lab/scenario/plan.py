@@ -259,7 +259,7 @@ def _endpoint_id(network: Network, port: Port, family: int) -> int:
 
 
 def ip(family: int) -> Tool:
-    """That of an IP version."""
+    """The tool for an IP version."""
     return "ip -4" if family == 4 else "ip -6"
 
 
@@ -448,7 +448,7 @@ def player_arguments(scenario: Scenario, name: str, urls: Sequence[str]) -> list
 
 
 def document_size(scenario: Scenario, name: str) -> int:
-    """Of the document of a flow through a server: without a size, more than the links carry in the longest run."""
+    """Bytes of the document of a flow through a server; without a size, more than links carry in the longest run."""
     flow = scenario.flows[name]
     rates = [scenario.links[link].rate for _, link in scenario.ports(flow.receiver)]
     return flow.size or round(sum(rate.bytes_per_second for rate in rates if rate) * scenario.duration)

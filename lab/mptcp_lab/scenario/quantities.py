@@ -44,7 +44,7 @@ class Queue:
         raise ValueError(f"is not a queue; allowed: {_QUEUE_SYNTAX}")
 
     def bytes_at(self, rate: Rate) -> int:
-        """Its length in bytes on a link of that rate."""
+        """The length of the queue in bytes on a link of that rate."""
         return round(self.seconds * rate.bytes_per_second) if self.seconds is not None else self.size or 0
 
 
@@ -67,11 +67,11 @@ class Moment:
         raise ValueError(f"is not a moment; allowed: {_MOMENT_SYNTAX}")
 
     def scaled(self, factor: float) -> Moment:
-        """With its time multiplied."""
+        """The moment with its time multiplied."""
         return Moment(self.seconds * factor, self.event)
 
     def resolve(self, moments: Mapping[str, float]) -> float | None:
-        """In seconds since the start, where `moments` are those of the events; None if its event is not among them."""
+        """Seconds since the start; None if its event is not among `moments`, which are those of the events."""
         if self.event is None:
             return self.seconds
         return moments[self.event] + self.seconds if self.event in moments else None

@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 
 def moments(events: Iterable[Event]) -> dict[str, float]:
-    """By name, when what was done had its effect."""
+    """When each event had its effect, by its name."""
     return {e.name: e.at if e.done is None else e.done for e in events if e.name is not None}
 
 
@@ -58,7 +58,7 @@ class FlowResult:
 
     @property
     def goodput(self) -> float | None:
-        """In Mb/s."""
+        """The goodput in Mb/s."""
         return self.size * 8 / self.seconds / MEGA if self.seconds and self.size is not None else None
 
 

@@ -203,7 +203,7 @@ def _title(pairs: Sequence[tuple[Experiment, Result]]) -> str:
 
 
 def scales_of(experiments: Sequence[Experiment]) -> Iterator[str]:
-    """By what the seed's rates are divided, and in which variants if not in all."""
+    """The divisors of the seed's rates, with the variants that have them, if not all do."""
     variants: dict[float, list[str]] = defaultdict(list)
     for experiment in experiments:
         variants[experiment.scenario.scale].append(experiment.variant or "")
@@ -287,7 +287,7 @@ def _command(result: Result) -> str:
 
 
 def options_of(result: Result) -> str:
-    """Those of `lab/mptcp-lab run` that gave a result."""
+    """The options of `lab/mptcp-lab run` that led to a result."""
     options = f"--kernel {result.kernel} --repeat {len(result.runs)}"
     if result.seed != 1:
         options += f" --seed {result.seed}"
@@ -297,7 +297,7 @@ def options_of(result: Result) -> str:
 
 
 def _numbers(pairs: Sequence[tuple[Experiment, Result]]) -> dict[tuple[tuple[str, str], ...], list[list[str]]]:
-    """By figures and their units: a row, with its name, for each experiment that has these."""
+    """A row, with its name, for each experiment, by the figures and units that it has."""
     tables: dict[tuple[tuple[str, str], ...], list[list[str]]] = defaultdict(list)
     for (experiment, result), name in zip(pairs, _names(pairs), strict=True):
         rows = compare(experiment.scenario, result.statistics) if result.statistics else []
@@ -387,7 +387,7 @@ def _markdown(block: Block, relative_to: Path) -> str:
 
 
 def as_html(blocks: Sequence[Block], relative_to: Path) -> str:
-    """The same as a page."""
+    """The document as a page of HTML."""
     body = "\n".join(_html(block, relative_to) for block in blocks)
     return f'<!doctype html>\n<meta charset="utf-8"><style>{_STYLE}</style>\n{body}\n'
 

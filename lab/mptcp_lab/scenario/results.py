@@ -87,7 +87,7 @@ class Result:
 
     @property
     def errors(self) -> list[str]:
-        """Of the runs that failed."""
+        """The errors of the runs that failed."""
         return [run.error for run in self.runs if run.error is not None]
 
 
@@ -108,7 +108,7 @@ def environment() -> dict[str, Any]:
 
 
 def current_commit() -> str:
-    """Of the checkout, with `-dirty` behind it if something is changed; nothing if that is unknown."""
+    """The commit of the checkout, with `-dirty` appended if something is changed; empty if it is unknown."""
     describe = ("describe", "--always", "--dirty", "--abbrev=7", "--exclude=*")
     try:
         return process.run(["git", "-C", DIRECTORY, *describe], check=False).stdout.strip()
@@ -147,7 +147,7 @@ def write_samples(directory: Path, number: int, scenario: Scenario, recording: R
 
 
 def subflow_totals(scenario: Scenario, samples: Iterable[SubflowSample]) -> list[dict[str, Any]]:
-    """Of each subflow and TCP socket: payload bytes, and packets that had some."""
+    """The payload bytes of each subflow and TCP socket, and its packets with payload."""
     link_of = Addresses(scenario).links()
     return [
         {

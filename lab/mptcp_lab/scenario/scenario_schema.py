@@ -202,12 +202,12 @@ class LinkSection(Section):
 
     @property
     def emulated(self) -> bool:
-        """Whether it takes netem to make it."""
+        """Whether it needs netem."""
         return bool(self.delay or self.jitter or self.loss or self.reorder)
 
     @property
     def at_once(self) -> LinkSection:
-        """The same link without what takes netem."""
+        """The same link without what needs netem."""
         return self.model_copy(update={"delay": 0.0, "jitter": 0.0, "loss": 0.0, "reorder": 0.0})
 
     def at(self, end: Port) -> LinkSection:
@@ -425,19 +425,19 @@ OF_CAPTURES: Final = (
     "reorder_extent",
     "reassembly_wait",
 )
-"""Those that take a capture where a flow arrives."""
+"""The figures that need a capture where a flow arrives."""
 
 CAP: Final = "cap"
 """The event that the first cap of a run is in the kernel."""
 
 OF_SUBFLOWS: Final = ("received", "subflow_bytes", "subflow_packets")
-"""Those of the sockets at which a flow arrives."""
+"""The figures of the sockets at which a flow arrives."""
 
 OF_VIDEOS: Final = ("stalls", "bitrate", "least_volume")
-"""Those of a player."""
+"""The figures of a player."""
 
 OF_NETWORKS: Final = ("join_to_cap", "capped", "lift", "backups", "used")
-"""Those of an access network of our services."""
+"""The figures of an access network of our services."""
 
 ACTIONS: Final = ("down", "up", "leave", "join", "link", "outage", "endpoint", "throttle", "clock")
 """What an event does: one of these."""
@@ -469,7 +469,7 @@ class Network(Section):
 
     @property
     def emulated(self) -> bool:
-        """Whether it takes netem."""
+        """Whether it needs netem."""
         return any(link.emulated for link in self.links.values())
 
     @property
@@ -532,7 +532,7 @@ class Scenario(Network):
 
     @property
     def emulated(self) -> bool:
-        """Whether it takes netem, from the start or after an event."""
+        """Whether it needs netem, from the start or after an event."""
         changes = ((event.delay, event.jitter, event.loss) for event in self.events)
         return super().emulated or any(any(change) for change in changes)
 
@@ -555,7 +555,7 @@ class Scenario(Network):
         return self.flows[flow].sender if self.is_upload(flow) else self.flows[flow].receiver
 
     def client_programs(self) -> dict[str, tuple[ProxyServer, str]]:
-        """By client, the program through which it reaches a server, and the host of that."""
+        """The program through which each client reaches a server, and the host of the server, by client."""
         vias = {self.client_of(name): flow.via for name, flow in self.flows.items() if flow.via is not None}
         kinds = ((client, via, self.hosts[via].server) for client, via in vias.items())
         return {

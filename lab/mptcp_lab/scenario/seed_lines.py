@@ -39,7 +39,7 @@ Place = tuple[Seed, int]
 
 
 def experiments() -> list[Experiment]:
-    """Those of the project that repeat something of a seed."""
+    """The project's experiments that repeat something of a seed."""
     return [e for name, path in available().items() for e in load(name, path) if e.scenario.seed is not None]
 
 

@@ -50,7 +50,7 @@ class Lines:
         return f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
 
     def each(self) -> range:
-        """All of them."""
+        """The numbers of all lines."""
         return range(self.first, self.last + 1)
 
 
@@ -72,7 +72,7 @@ class Cited:
 
     @property
     def value(self) -> float:
-        """In the unit of the figure."""
+        """The number in the unit of the figure."""
         return self.written * self.factor
 
 

@@ -115,7 +115,7 @@ class Stage:
             time.sleep(_POLL_SECONDS)
 
     def outages(self) -> dict[str, float]:
-        """By the names of their events, how many seconds outages lasted, as the switches say. Waits for their end."""
+        """How many seconds outages lasted, as the switches say, by the names of their events. Waits for their end."""
         ended = {name: lasting.result() for name, lasting in self._lasting.items()}
         return {name: until - since for name, (since, until) in ended.items()}
 
@@ -363,7 +363,7 @@ class _Running:
         return new
 
     def used(self) -> dict[str, int]:
-        """By network, the bytes that its budgets have counted, all together."""
+        """The bytes that all budgets of each network have counted, by network."""
         used: dict[str, int] = {}
         if self.services is not None and any(figure.used for figure in self._scenario.report.values()):
             budgets = self.services.cli_json("budgets")["budgets"]

@@ -75,7 +75,7 @@ def split_of(run: Run) -> list[ReceivedSubflow]:
 
 
 def _largest(sockets: Sequence[_Socket], size: Callable[[_Socket], int]) -> list[_Socket]:
-    """Those of the largest sizes, in their order."""
+    """The sockets of the largest sizes, in their order."""
     worth = (n for n, socket in enumerate(sockets) if size(socket) >= _LEAST_BYTES)
     by_size = sorted(worth, key=lambda n: size(sockets[n]))
     return [sockets[n] for n in sorted(by_size[-_MOST_SUBFLOWS:])]

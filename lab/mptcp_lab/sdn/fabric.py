@@ -29,7 +29,7 @@ Path = tuple[Hop, ...]
 
 
 def reverse(path: Path) -> Path:
-    """The same way back."""
+    """The path in the other direction."""
     return tuple(Hop(hop.switch, hop.leaves, hop.enters) for hop in reversed(path))
 
 
@@ -51,7 +51,7 @@ class Fabric:
         )
 
     def to_json(self) -> dict[str, object]:
-        """As values of JSON."""
+        """The fabric as values of JSON."""
         return {"switches": self.switches, "links": dict(self.links), "hosts": dict(self.hosts)}
 
     def paths(self, source: str, destination: str) -> list[Path]:

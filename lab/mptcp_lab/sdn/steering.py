@@ -28,7 +28,7 @@ class Flow(NamedTuple):
     destination_port: int
 
     def back(self) -> Flow:
-        """Those of the other direction."""
+        """The flow of the packets in the other direction."""
         return Flow(self.protocol, self.destination, self.destination_port, self.source, self.source_port)
 
 

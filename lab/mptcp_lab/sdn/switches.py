@@ -38,7 +38,7 @@ class Switches:
         self._socket = socket
 
     def connected(self) -> list[str]:
-        """Those that have their first rules; none while the controller does not answer."""
+        """The switches that have their first rules; none while the controller does not answer."""
         try:
             return list(RpcClient(self._socket).call("state")["switches"])
         except RpcError:

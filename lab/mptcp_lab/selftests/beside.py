@@ -45,7 +45,7 @@ _LISTEN: Final = "0A"  # TCP_LISTEN (include/net/tcp_states.h), as in /proc/net/
 _PROGRAM: Final = "mptcp_connect"
 _LOOPBACK: Final = "lo"
 _PORTS: Final = range(10_000, 21_000)
-"""All that the scripts use."""
+"""All ports that the scripts use."""
 
 _LIMIT: Final = Rate(1_000_000_000)
 """More than an emulated processor carries: all subflows are in classes and have a pace, and none is slowed down."""
@@ -85,7 +85,7 @@ def _subnets(*numbers: int) -> tuple[Network, ...]:
 
 
 class ControlGroups:
-    """Those of a selftest; see above. At the end of the block all processes in them have ended."""
+    """The control groups of a selftest; see above. At the end of the block all processes in them have ended."""
 
     def __init__(self) -> None:
         self.script = _GROUP / "script"
@@ -210,7 +210,7 @@ class Beside(Background):
             os.close(answer)
 
     def _services_beside(self, pid: int) -> Services:
-        """Those in the namespace of this process, started if need be; those of removed namespaces are stopped."""
+        """Our services in the namespace of a process, started if need be; stops those of removed namespaces."""
         namespace = run(["ip", "netns", "identify", f"{pid}"]).stdout.strip()
         key = namespace, path(namespace).stat().st_ino
         for (name, number), services in [*self._running.items()]:
@@ -238,7 +238,7 @@ class Beside(Background):
         return self._running[key]
 
     def _count(self, descriptor: int) -> None:
-        """Of a listener that has ended: what our programs have counted until now."""
+        """Keep what our programs have counted until now, since a listener has ended."""
         services = self._listening.pop(descriptor)
         os.close(descriptor)
         with self._groups.frozen(), suppress(RpcError):
@@ -263,7 +263,7 @@ def _check_features(services: Services) -> None:
 
 
 def _interfaces(pid: int) -> list[str]:
-    """Those of a process's network namespace that the selftest has made, such as `ns1eth1`."""
+    """The interfaces in a process's network namespace that the selftest has made, such as `ns1eth1`."""
     lines = Path(f"/proc/{pid}/net/dev").read_text(encoding="ascii").splitlines()[2:]
     return [name for name in (line.split(":")[0].strip() for line in lines) if name.startswith("ns")]
 

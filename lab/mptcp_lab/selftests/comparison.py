@@ -19,7 +19,7 @@ _FORM: Final = "{:62} {:>9} {:>9}  {}"
 
 
 class Verdict(StrEnum):
-    """Of a test. `NOT_JUDGED`: it did not always pass without our services, so it says nothing of them."""
+    """The verdict of a test. `NOT_JUDGED`: it did not always pass without our services, so it says nothing of them."""
 
     SAME = "same"
     DIFFERENT = "different"

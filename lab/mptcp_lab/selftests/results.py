@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(StrEnum):
-    """Of a test. `FLAKY`: it failed, and its authors say that this may happen."""
+    """The outcome of a test. `FLAKY`: it failed, and its authors say that this may happen."""
 
     OK = "ok"
     FAILED = "failed"
@@ -89,7 +89,7 @@ def _of_tap(printed: str) -> Iterator[tuple[str, Outcome]]:
 
 
 def _of_checks(lines: Sequence[str]) -> dict[str, Outcome]:
-    """Of mptcp_join.sh: a title begins a test, marks end its checks, and a list of numbers at the end has what failed.
+    """Outcomes of mptcp_join.sh: a title begins a test, marks end its checks, and a list at the end has what failed.
 
     Titles are cut off after 36 columns: what follows cannot be told from a check's name.
     """
@@ -113,7 +113,7 @@ def _worst(marks: Iterable[Outcome]) -> Outcome:
 
 
 def _of_lines(lines: Iterable[str]) -> Iterator[tuple[str, Outcome]]:
-    """Of the other scripts: a test's line ends with its mark, or begins with PASS or FAIL."""
+    """Outcomes of the other scripts: a test's line ends with its mark, or begins with PASS or FAIL."""
     for line in lines:
         if whole := _LINE.match(line):
             yield whole[2], _LINES[whole[1]]

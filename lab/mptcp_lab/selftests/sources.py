@@ -45,7 +45,7 @@ def get(kernel: Kernel, report: Callable[[str], None]) -> Path:
 
 
 def package_version(image: bytes) -> str | None:
-    """The version of the package that the kernel was built from, of which its banner tells; None if it has none."""
+    """The version of the package that the kernel was built from, as its banner says; None if it does not."""
     match = _VERSION.search(image)
     return None if match is None else match[1].decode()
 

@@ -23,7 +23,7 @@ _ENTRIES: Final = 10.0
 """Per hour. Clients, networks and budgets have some; the smallest map has room for 65 536."""
 
 _LINES: Final = 4.0
-"""Of the log per connection: it is capped and freed, its subflows are joined and closed."""
+"""Log lines per connection: it is capped and freed, its subflows are joined and closed."""
 
 _HISTORY: Final = 2048.0
 """KiB per hour: with 20 rows per minute, of 300 bytes and in two indexes, one hour of the first day has 0.7 MiB."""
@@ -71,7 +71,7 @@ BOUNDS: Final[Mapping[str, Bound]] = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All values at one moment, `hours` after the begin; `lives` has a number for each service's present process."""
+    """All values at one moment, `hours` after the start; `lives` has a number for each service's present process."""
 
     hours: float
     values: Mapping[str, float]
@@ -80,7 +80,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Of one quantity: its values, its slope, and whether that is within the bound."""
+    """The judgement of one quantity: its values, its slope, and whether that is within the bound."""
 
     name: str
     first: float
@@ -92,7 +92,7 @@ class Judgement:
 
 
 def judge_all(snapshots: Sequence[Snapshot]) -> list[Judgement]:
-    """Of each quantity; the snapshots are in the order of their times, and one at least."""
+    """A judgement of each quantity. There is at least one snapshot, and they are in the order of their times."""
     return [_judged(name, bound, snapshots) for name, bound in BOUNDS.items()]
 
 

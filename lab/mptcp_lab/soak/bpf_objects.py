@@ -67,13 +67,13 @@ def _libbpf() -> ctypes.CDLL:
 
 
 def ids_of(pids: Iterable[int]) -> BpfIds:
-    """Of the objects that these processes have descriptors of."""
+    """The ids of the objects that these processes have descriptors of."""
     shown = "".join(text for pid in pids for text in descriptor_texts(pid))
     return BpfIds(*(frozenset(map(int, re.findall(rf"^{kind}_id:\s*(\d+)", shown, re.MULTILINE))) for kind in _KINDS))
 
 
 def contents(ids: Iterable[int]) -> MapContents:
-    """Of the maps with these ids, without those that are gone by then. Raises KernelError.
+    """The contents of the maps with these ids, without those that are gone by then. Raises KernelError.
 
     Only sockets of this thread's network namespace count.
     """

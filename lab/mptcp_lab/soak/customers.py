@@ -105,13 +105,13 @@ class _Customer:
             raise _Failed
 
     async def reset(self) -> None:
-        """A reset in the midst of a download."""
+        """A reset during a download."""
         await self._ask(self._long)
         await self._receive_for(self._chance.uniform(0.1, 1.5))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
 
     async def vanished(self) -> None:
-        """In the midst of a download nothing leaves the host any more, until the program ends."""
+        """During a download, the host stops sending anything, until the program ends."""
         await self._ask(self._long)
         await self._receive_for(self._chance.uniform(0.1, 1.5))
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_MARK, VANISHED)

@@ -144,7 +144,7 @@ class Proxy:
         self.lab.router.ip([f"link set {port} up"])
 
     def _set_interface_down(self) -> None:
-        """As an administrator does; who sets it up again restores the routes, too."""
+        """Set the interface down and up, as an administrator does, who then also restores the routes."""
         proxy = self.lab.proxy
         routes = [
             ["ip", f"-{family}", "route", "replace", *line.split()]

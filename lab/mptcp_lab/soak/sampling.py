@@ -44,7 +44,7 @@ _FIELD: Final = re.compile(r"^(\w+):\s+(\d+)", re.MULTILINE)
 
 
 def process_values(name: str, pid: int) -> dict[str, float]:
-    """Of a process: `... resident` and `... private` memory in KiB, `... descriptors`, `... threads`.
+    """Values of a process: `... resident` and `... private` memory in KiB, `... descriptors`, `... threads`.
 
     Private memory is what would be free if the process ended: that of shared libraries is not part of it.
     """
@@ -60,7 +60,7 @@ def process_values(name: str, pid: int) -> dict[str, float]:
 
 
 def kernel_values(proxy: Host, objects: BpfIds) -> dict[str, float]:
-    """Of the proxy's kernel: how many objects there are, and what is in these BPF `objects`.
+    """Values of the proxy's kernel: how many objects there are, and what is in these BPF `objects`.
 
     Raises LabError and KernelError.
     """
@@ -90,13 +90,13 @@ def _count(name: str, state: Iterable[tuple[str, str]]) -> float:
 
 
 def machine_values() -> dict[str, float]:
-    """Of the whole machine: `kernel slab`, in KiB, what the kernel has for objects and cannot give back."""
+    """Values of the machine: `kernel slab`, the memory in KiB that the kernel has for objects and cannot give back."""
     fields = dict(_FIELD.findall(Path("/proc/meminfo").read_text(encoding="ascii")))
     return {"kernel slab": float(fields["SUnreclaim"])}
 
 
 def file_values(state: Path, run: Path) -> dict[str, float]:
-    """Of the services' directories: `history` and `state files` in KiB, and `run files`."""
+    """Values of the services' directories: `history` and `state files` in KiB, and `run files`."""
     sizes = {path.name: path.stat().st_size for path in state.iterdir()}
     history = sum(size for name, size in sizes.items() if name.startswith("history."))
     return {

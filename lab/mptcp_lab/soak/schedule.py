@@ -36,7 +36,7 @@ class Event(StrEnum):
 
 
 ENDS: Final = tuple(Event)[6:]
-"""Those that end a service."""
+"""The events that end a service."""
 
 GOES_ON: Final = tuple(Event)[:6]
 
@@ -55,7 +55,7 @@ def parts(seconds: float) -> int:
 
 
 def events_of_round(seed: int, number: int, share: float) -> tuple[Planned, ...]:
-    """Of the round with that number, which begins after this `share` of a part's time."""
+    """The events of the round `number`, which begins after this `share` of a part's time."""
     chance = random.Random(f"{seed} {number}")  # noqa: S311
     events = [chance.choice(GOES_ON), chance.choice(GOES_ON if share < STEADY else ENDS)]
     if share >= STEADY:

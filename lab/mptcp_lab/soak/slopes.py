@@ -44,7 +44,7 @@ _MOST_LIKENESS: Final = 0.95
 
 
 class Sample(NamedTuple):
-    """The value of a quantity, `hours` after the begin, in the life of that number."""
+    """The value of a quantity, `hours` after the start, in the life of that number."""
 
     hours: float
     value: float
