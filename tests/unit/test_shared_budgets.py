@@ -271,12 +271,23 @@ def test_what_is_far_from_a_stage_is_told_with_all_that_has_changed() -> None:
     assert told_to_others(ledger, Scope.URGENT) == {ONE: 100, TWO: 50}
     assert told_to_others(ledger, Scope.CHANGED) == {}
     count(ledger, to(ONE, 100))
+    assert told_to_others(ledger, Scope.URGENT) == {}
     assert told_to_others(ledger, Scope.CHANGED) == {ONE: 200}
     count(ledger, to(ONE, 100), to(TWO, 50))
-    assert told_to_others(ledger, Scope.URGENT) == {TWO: 100}
-    assert told_to_others(ledger, Scope.CHANGED) == {ONE: 300}
+    assert told_to_others(ledger, Scope.URGENT) == {}
+    assert told_to_others(ledger, Scope.CHANGED) == {ONE: 300, TWO: 100}
     count(ledger, to(ONE, 10**11))
     assert told_to_others(ledger, Scope.URGENT) == {ONE: 10**11 + 300}
+
+
+def test_what_was_not_told_for_two_rounds_is_told_at_once() -> None:
+    ledger = ledger_of(network(replace(MONTHLY, amount=10**12)))
+    count(ledger, to(ONE, 100))
+    assert told_to_others(ledger, Scope.URGENT) == {ONE: 100}
+    for _ in range(3):
+        assert told_to_others(ledger, Scope.CHANGED) == {}
+    count(ledger, to(ONE, 100))
+    assert told_to_others(ledger, Scope.URGENT) == {ONE: 200}
 
 
 def test_use_set_by_hand_is_told_at_once() -> None:

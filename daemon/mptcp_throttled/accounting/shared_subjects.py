@@ -12,23 +12,25 @@ from mptcp_throttled.vocabulary.fleet import FAR_SECONDS, Scope
 class SharedSubjects:
     """The subjects whose use has changed since it was told, with the seconds until their next stage.
 
-    Those that are far from a stage, and were told in one of the last two rounds of all that has changed, wait for the
-    next such round.
+    Those that are far from a stage, and were told since the last round of all that has changed or in one of the two
+    rounds up to that, wait for the next such round.
     """
 
     def __init__(self, subjects: Iterable[Subject] = ()) -> None:
         self._urgent = dict.fromkeys(subjects, math.inf)
         self._waiting: dict[Subject, float] = {}
         self._forgotten: dict[Subject, None] = {}
-        self._told_last: frozenset[Subject] = frozenset()
-        self._told_before_last: frozenset[Subject] = frozenset()
+        self._told_now = set[Subject]()
+        self._told_last = set[Subject]()
+        self._told_before_last = set[Subject]()
 
     def note(self, subject: Subject, seconds: float) -> None:
         """The use of a subject has changed; it reaches its next stage in `seconds`."""
-        if seconds < FAR_SECONDS or not (subject in self._told_last or subject in self._told_before_last):
-            self._urgent[subject] = seconds
-        else:
+        told = (self._told_last, self._told_now, self._told_before_last)
+        if seconds >= FAR_SECONDS and any(subject in each for each in told):
             self._waiting[subject] = seconds
+        else:
+            self._urgent[subject] = seconds
 
     def note_all(self, subjects: Iterable[Subject]) -> None:
         """The use of all of these is to be told at once."""
@@ -52,7 +54,9 @@ class SharedSubjects:
         taken, self._urgent = self._urgent, {}
         if scope is not Scope.URGENT:
             taken, self._waiting = {**self._waiting, **taken}, {}
-            self._told_before_last, self._told_last = self._told_last, frozenset(taken)
+        self._told_now.update(taken)
+        if scope is not Scope.URGENT:
+            self._told_before_last, self._told_last, self._told_now = self._told_last, self._told_now, set()
         return taken
 
     def clear(self) -> None:
