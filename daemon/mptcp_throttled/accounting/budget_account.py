@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -119,7 +119,7 @@ class BudgetAccount:
     def use_everywhere(self, subject: Subject) -> Use:
         """What a subject has used at this proxy and at all others."""
         own, elsewhere = self.uses.get(subject, _NO_USE), self.elsewhere.get(subject)
-        return own if elsewhere is None else own._replace(used=own.used + elsewhere.used)
+        return own if elsewhere is None else Use(own.used + elsewhere.used, own.without_mptcp)
 
     def forget_elsewhere(self) -> None:
         """Forget what other proxies have counted."""
@@ -222,9 +222,10 @@ class BudgetAccount:
         return self.rolling.falls_at(subject, used - self.budget.stages[stages - 1].at * self.budget.amount)
 
 
-def used_fraction(budget: Budget, use: Use, additions: Iterable[Addition], at: float) -> float:
+def used_fraction(budget: Budget, use: Use, additions: Sequence[Addition], at: float) -> float:
     """The fraction of a budget that is used, unexpired additions deducted, `at` in seconds since the epoch."""
-    return (use.used - sum(addition.left for addition in unexpired(additions, at))) / budget.amount
+    added = sum(addition.left for addition in unexpired(additions, at)) if additions else 0
+    return (use.used - added) / budget.amount
 
 
 def reached_stages(budget: Budget, fraction: float) -> int:

@@ -25,6 +25,10 @@ REFUSED_SECONDS: Final = 60.0
 # In this time before a stage, or after the begin of a transfer, whose rate is unknown, each tick publishes and reads.
 _NEAR_SECONDS: Final = 8.0
 _BEGIN_SECONDS: Final = 3.0
+# Up to that time before a stage, a client is read in each round, then up to `FAR_SECONDS` in one of so many: the time
+# between two reads is up to a 32nd of what is left.
+_MIDDLE_SECONDS: Final = 128.0
+_MIDDLE_ROUNDS: Final = 2
 # After that time without news, a client is idle, and not read. Far from a stage, the ledger tells once in `FAR_ROUNDS`.
 _IDLE_SECONDS: Final = 40.0
 _KNOWN_SECONDS: Final = 600.0
@@ -64,13 +68,13 @@ class Entry:
         """Whether the server has had a total of this proxy since the connection began."""
         return self.published != _NOT_PUBLISHED
 
-    def note(self, total: OwnTotal, now: float) -> None:
-        """This proxy has counted more, or less."""
-        if now - self.active > _IDLE_SECONDS:
-            self.near_until = now + _BEGIN_SECONDS
-        if total.seconds < _NEAR_SECONDS:
-            self.near_until = now + _NEAR_SECONDS / 2
-        self.total, self.active = total, now
+    def is_often(self, now: float) -> bool:
+        """Whether it is to be read in other rounds than its own, too."""
+        return (self.is_unread or self.total.seconds < FAR_SECONDS) and now - self.active <= _IDLE_SECONDS
+
+    def is_due(self, number: int) -> bool:
+        """Whether one that is to be read often is to be in the round of this `number`."""
+        return self.is_unread or self.total.seconds < _MIDDLE_SECONDS or (number - self.round) % _MIDDLE_ROUNDS == 0
 
     def fields(self, known: Mapping[str, object]) -> tuple[str, ...]:
         """What to read of its hash: the fields of `known` proxies, and of others those whose totals count most."""
@@ -110,7 +114,9 @@ class Book:
         # Of entries that are forgotten, by budget and start of the period.
         self._kept: dict[tuple[AccountKey, float], dict[Subject, Mapping[str, BelievedTotal]]] = {}
         self._unpublished: list[dict[Entry, None]] = [{} for _ in range(ROUND_TICKS)]
-        self._active: list[dict[Entry, None]] = [{} for _ in range(ROUND_TICKS)]
+        # By turn and round, and by turn alone those that are read in other rounds, too.
+        self._active: list[list[dict[Entry, None]]] = [[{} for _ in range(FAR_ROUNDS)] for _ in range(ROUND_TICKS)]
+        self._often: list[dict[Entry, None]] = [{} for _ in range(ROUND_TICKS)]
         self._near: dict[Entry, None] = {}
         self._made = 0
 
@@ -121,13 +127,23 @@ class Book:
             if total.key is not key:
                 key = total.key
                 entries = self._entries.setdefault(key, {})
-            entry = self._entry(entries, total)
-            entry.note(total, now)
-            self._active[entry.turn][entry] = None
+            entry = entries.get(total.subject)
+            if entry is None or entry.total.period is not total.period:
+                entry = self._entry(entries, total)
+            turn = entry.turn
+            # One that is not idle is in `_active` already.
+            if now - entry.active > _IDLE_SECONDS:
+                entry.near_until = now + _BEGIN_SECONDS
+                self._active[turn][entry.round][entry] = None
+            entry.total, entry.active = total, now
+            if entry.is_unread or total.seconds < FAR_SECONDS:
+                self._often[turn][entry] = None
+            if total.seconds < _NEAR_SECONDS:
+                entry.near_until = now + _NEAR_SECONDS / 2
             if entry.near_until > now:
                 self._near[entry] = None
             if entry.published != total.used:
-                self._unpublished[entry.turn][entry] = None
+                self._unpublished[turn][entry] = None
 
     def _entry(self, entries: dict[Subject, Entry], total: OwnTotal) -> Entry:
         """The entry of a total among those of its budget, which may be a new one."""
@@ -163,6 +179,9 @@ class Book:
         for entries in self._entries.values():
             for known in entries.values():
                 known.published, known.is_unread = _NOT_PUBLISHED, True
+        for often, rounds in zip(self._often, self._active, strict=True):
+            for active in rounds:
+                often |= active
         for total in totals:
             entry = self._entry(self._entries.setdefault(total.key, {}), total)
             self._unpublished[entry.turn][entry] = None
@@ -172,18 +191,16 @@ class Book:
         return [entry for entries in self._unpublished for entry in entries]
 
     def due_to_read(self, tick: int, now: float) -> list[Entry]:
-        """What is to be read in this tick: as in `due_to_publish`."""
-        active, number = self._active[tick % ROUND_TICKS], tick // ROUND_TICKS % FAR_ROUNDS
+        """What is to be read in this tick: of those whose turn it is, and of those that are near to a stage."""
+        turn, number = tick % ROUND_TICKS, tick // ROUND_TICKS % FAR_ROUNDS
+        active, often = self._active[turn][number], self._often[turn]
         for entry in [entry for entry in active if now - entry.active > _IDLE_SECONDS]:
             del active[entry]
+        for entry in [entry for entry in often if not entry.is_often(now)]:
+            del often[entry]
         for entry in [entry for entry in self._near if entry.near_until <= now]:
             del self._near[entry]
-        due = dict(self._near)
-        due.update(
-            (entry, None)
-            for entry in active
-            if entry.round == number or entry.total.seconds < FAR_SECONDS or entry.is_unread
-        )
+        due = self._near | active | {entry: None for entry in often if entry.is_due(number)}
         return [entry for entry in due if entry.refused_until <= now]
 
     def forget_idle(self, now: float) -> None:
@@ -200,7 +217,8 @@ class Book:
                 del self._kept[earlier]
 
     def _forget(self, entry: Entry) -> None:
-        for entries in (self._unpublished[entry.turn], self._near, self._active[entry.turn]):
+        turn = entry.turn
+        for entries in (self._unpublished[turn], self._near, self._often[turn], self._active[turn][entry.round]):
             entries.pop(entry, None)
 
     def refuse(self, name: bytes, now: float) -> None:

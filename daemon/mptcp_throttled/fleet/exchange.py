@@ -68,14 +68,14 @@ class Exchange(Protocol):
     def read(self, names: Sequence[bytes]) -> Sequence[bytes]:
         """What is in these hashes. Equal bytes mean equal totals."""
 
-    def is_filled(self, content: bytes) -> bool:
-        """Whether a hash has more in it than proxies write: then its totals cannot be told from `content`."""
+    def filled(self, names: Sequence[bytes], contents: Sequence[bytes]) -> Sequence[bytes]:
+        """The names of the hashes that have more in them than proxies write: `contents` do not tell their totals."""
 
     def read_fields(self, asked: Sequence[tuple[bytes, tuple[str, ...]]]) -> Sequence[bytes]:
         """As `read`, but only these fields of each hash; at least one."""
 
-    def rest(self, content: bytes, own: int) -> bytes | None:
-        """What is in a hash besides the total of this proxy; None if that is not as it was published."""
+    def rests(self, contents: Sequence[bytes], published: Sequence[int]) -> Sequence[bytes | None]:
+        """What is in each hash besides the total of this proxy; None if that is not as it was published."""
 
     def totals(self, content: bytes) -> Totals:
         """The totals in a hash that is not filled, or in the rest of one."""

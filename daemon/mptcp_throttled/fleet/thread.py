@@ -258,9 +258,11 @@ class FleetThread(threading.Thread):
         if not entries:
             return
         changed: list[UsedElsewhere] = []
-        for entry, content in zip(entries, self._contents(exchange, book, entries, now), strict=True):
+        contents = self._contents(exchange, book, entries, now)
+        rests = exchange.rests(contents, [entry.published for entry in entries])
+        for entry, content, beside in zip(entries, contents, rests, strict=True):
             entry.is_unread = False
-            rest = exchange.rest(content, entry.published) if entry.is_published else content
+            rest = beside if entry.is_published else content
             if rest is None:
                 self._look_at_own(exchange, book, entry, content, now)
                 rest = content
@@ -308,7 +310,7 @@ class FleetThread(threading.Thread):
                 self._by_field_until = now + _BY_FIELD_SECONDS
                 self._refuse(error.name.decode(), [_FILLED], now)
             raise
-        filled = [name for name, content in zip(names, contents, strict=True) if exchange.is_filled(content)]
+        filled = exchange.filled(names, contents)
         for name in filled:
             self._by_field_until = now + _BY_FIELD_SECONDS
             self._refuse(name.decode(), [_FILLED], now)

@@ -8,7 +8,8 @@ HMGET gives what known proxies have written there, whatever else is in it. Its c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Final, TypeVar
 
 from mptcp_throttle.valkey.connect import connect as open_connection
@@ -25,6 +26,10 @@ ANSWER_SECONDS: Final = 3.0
 """A server that takes longer is away."""
 
 _BATCH: Final = 500
+_END: Final = b"\r\n"
+_SET: Final = b"*4\r\n$4\r\nHSET\r\n"
+_SCAN: Final = b"*5\r\n$5\r\nHSCAN\r\n"
+_ALL: Final = b"$1\r\n0\r\n$5\r\nCOUNT\r\n" + bulk(b"%d" % MAX_FIELDS)
 _MOST_BYTES: Final = MAX_FIELDS * len("$41\r\n\r\n$18\r\n\r\n") + MAX_FIELDS * (41 + 18)
 _FEWEST_BYTES: Final = MAX_FIELDS * len("$10\r\np.00000000\r\n$1\r\n1\r\n")
 """Of `MAX_FIELDS`."""
@@ -34,9 +39,12 @@ _LEAST_BOUND: Final = 2**17
 _MOST_BYTES_OF_STATUS: Final = 200
 _MOST_TOTAL: Final = 10**18
 _MOST_DIGITS: Final = len(str(_MOST_TOTAL))
+_MOST_OWN_DIGITS: Final = 99
 _BYTES_OF_HEADER: Final = len("$128\r\n\r\n")
 _NO_HASH: Final = b"is no hash"
 _TOO_MANY_FIELDS: Final = b"has too many fields"
+_EMPTY: Final = b"*0\r\n"
+_ONE_FIELD: Final = b"*2\r\n"
 _SCANNED: Final = b"*2\r\n$1\r\n0\r\n"
 _FIELD: Final = rb"\$\d\d\r\n[a-z0-9][a-z0-9_-]{0,31}\.[0-9a-f]{8}\r\n"
 _NUMBER: Final = re.compile(rb"\*(\d{1,4})\r\n")
@@ -62,9 +70,9 @@ class ValkeyExchange:
     def __init__(self, connection: Connection, field: str) -> None:
         self._connection = connection
         self._field = field.encode()
-        # The name with its length before it, and the total with its length behind it.
-        self._own = bulk(field.encode()) + b"$%d\r\n%d\r\n"
-        self._set = b"*4\r\n$4\r\nHSET\r\n$%d\r\n%b\r\n" + self._own
+        # By the number of digits, what is before a total of this proxy, and before one in a hash without other fields.
+        self._before = tuple(bulk(self._field) + b"$%d\r\n" % digits for digits in range(_MOST_OWN_DIGITS + 1))
+        self._before_only = tuple(_ONE_FIELD + before for before in self._before)
 
     @property
     def server(self) -> str:
@@ -87,10 +95,11 @@ class ValkeyExchange:
         return added
 
     def _set_totals(self, totals: Sequence[tuple[bytes, int]]) -> list[bytes]:
-        command = self._set
-        commands = [command % (len(name), name, len(b"%d" % total), total) for name, total in totals]
-        made = self._checked(b"".join(commands), len(commands))
-        return [name for (name, _), reply in zip(totals, made, strict=True) if reply == 1] if made else []
+        names = [name for name, _ in totals]
+        digits = _digits([total for _, total in totals])
+        before = map(self._before.__getitem__, map(len, digits))
+        made = self._checked(_commands(_SET, names, before, digits, repeat(_END)), len(names))
+        return [name for name, reply in zip(names, made, strict=True) if reply == 1] if made else []
 
     def _checked(self, commands: bytes, number: int) -> list[Reply]:
         """The replies, none if all are 0. Raises ExchangeError for an error but that of a hash with another type."""
@@ -116,10 +125,9 @@ class ValkeyExchange:
 
     def _read(self, names: Sequence[bytes], most_bytes: int) -> Sequence[bytes]:
         """What is in these hashes, of each of which up to `most_bytes` are read."""
-        command = b"*5\r\n$5\r\nHSCAN\r\n$%d\r\n%b\r\n$1\r\n0\r\n$5\r\nCOUNT\r\n" + bulk(b"%d" % MAX_FIELDS)
-        commands = b"".join([command % (len(name), name) for name in names])
+        bound = max(len(names) * most_bytes, _LEAST_BOUND)
         try:
-            data = self._connection.replies_to(commands, len(names), max(len(names) * most_bytes, _LEAST_BOUND))
+            data = self._connection.replies_to(_commands(_SCAN, names, repeat(_ALL)), len(names), bound)
             first, *contents = data.split(_SCANNED)
             if len(contents) == len(names) and not first:
                 return contents
@@ -146,9 +154,11 @@ class ValkeyExchange:
         return _NO_HASH
 
     @staticmethod
-    def is_filled(content: bytes) -> bool:
+    def filled(names: Sequence[bytes], contents: Sequence[bytes]) -> Sequence[bytes]:
         """As `Exchange`."""
-        return _is_filled(content, _MOST_BYTES)
+        if max(map(len, contents), default=0) <= _FEWEST_BYTES and _TOO_MANY_FIELDS not in contents:
+            return []
+        return [name for name, content in zip(names, contents, strict=True) if _is_filled(content, _MOST_BYTES)]
 
     def read_fields(self, asked: Sequence[tuple[bytes, tuple[str, ...]]]) -> Sequence[bytes]:
         """As `Exchange`."""
@@ -185,14 +195,15 @@ class ValkeyExchange:
         present = [(field, value) for field, value in zip(fields, reply, strict=True) if isinstance(value, bytes)]
         return _encoded_hash([word for field, value in present for word in (field.encode(), value[: most + 1])])
 
-    def rest(self, content: bytes, own: int) -> bytes | None:
+    def rests(self, contents: Sequence[bytes], published: Sequence[int]) -> Sequence[bytes | None]:
         """As `Exchange`."""
-        number = _NUMBER.match(content)
-        if number is None:
-            return None
-        words = content[number.end() :]
-        rest = words.replace(self._own % (len(b"%d" % own), own), b"", 1)
-        return None if len(rest) == len(words) else b"*%d\r\n%b" % (int(number[1]) - 2, rest)
+        before, only = self._before, self._before_only
+        return [
+            _EMPTY
+            if content == only[len(digits)] + digits + _END
+            else _rest(content, before[len(digits)] + digits + _END)
+            for content, digits in zip(contents, _digits(published), strict=True)
+        ]
 
     @staticmethod
     def totals(content: bytes) -> Totals:
@@ -239,6 +250,30 @@ class ValkeyExchange:
     def close(self) -> None:
         """As `Exchange`."""
         self._connection.close()
+
+
+def _digits(totals: Sequence[int]) -> list[bytes]:
+    return [*map(b"%d".__mod__, totals)]
+
+
+def _commands(command: bytes, names: Sequence[bytes], *rest: Iterable[bytes]) -> bytes:
+    """The `command` for each of these names, with the `rest` of its words; all but the name are encoded.
+
+    A proxy sends thousands in a second: without a step in Python for each, that takes a third of the time.
+    """
+    heads = {length: b"%b$%d\r\n" % (command, length) for length in {*map(len, names)}}
+    words = zip(map(heads.__getitem__, map(len, names)), names, repeat(_END), *rest, strict=False)
+    return b"".join(chain.from_iterable(words))
+
+
+def _rest(content: bytes, own: bytes) -> bytes | None:
+    """What is in a hash besides the field of this proxy; None if that is not in it with its total, as in `own`."""
+    number = _NUMBER.match(content)
+    if number is None:
+        return None
+    words = content[number.end() :]
+    rest = words.replace(own, b"", 1)
+    return None if len(rest) == len(words) else b"*%d\r\n%b" % (int(number[1]) - 2, rest)
 
 
 def _is_filled(content: bytes, most: int) -> bool:
