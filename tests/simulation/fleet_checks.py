@@ -15,6 +15,7 @@ from violation import Violation
 
 from mptcp_throttle.model import RateKind
 from mptcp_throttled.accounting.budget_account import BudgetAccount
+from mptcp_throttled.accounting.ledger_rows import MOST_FIELDS
 from mptcp_throttled.fleet.keys import name_of
 from mptcp_throttled.fleet.totals import LOWER_SECONDS
 from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
@@ -159,11 +160,12 @@ class FleetChecks:
         if self._lies(name):
             return
         fallen = self._world.server.fallen(name, proxy.thread._field.encode(), LOWER_SECONDS)
-        # What the server has lost of a lost ledger is known to no proxy that restarts.
+        peaks = self._peaks.get(counter, {})
+        # What the server has lost of a lost ledger may be known to no proxy that restarts.
         lost = sum(
             peak
-            for (number, lineage), peak in self._peaks.get(counter, {}).items()
-            if lineage < self._world.proxies[number].lineage
+            for (number, lineage), peak in peaks.items()
+            if lineage < self._world.proxies[number].lineage and len(peaks) > MOST_FIELDS
         )
         if used < most - fallen - lost:
             raise Violation(f"F2: {proxy.name} adds {used} bytes of {_shown(counter)}, which were {most}")

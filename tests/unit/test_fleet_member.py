@@ -20,7 +20,7 @@ from mptcp_throttled.fleet.thread import FleetThread
 from mptcp_throttled.lifecycle.fleet_member import fleet_member
 from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
 from mptcp_throttled.vocabulary.clock import Clock
-from mptcp_throttled.vocabulary.fleet import Load
+from mptcp_throttled.vocabulary.fleet import Elsewhere, Load
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_thread_says_why_it_shares_nothing(history: History) -> None:
 
 def test_age_is_since_an_earlier_instance_has_read_what_changed(history: History) -> None:
     assert member(history, share_clients=True).state.exchanged_at is None
-    used: dict[Subject, int] = {None: 7}
+    used: dict[Subject, Elsewhere] = {None: Elsewhere(7)}
     assert history.flush(
         0.0, 0.0, {}, LedgerChanges(elsewhere={AccountKey("ethernet", "month"): used}, read_at=time.time() - 3600)
     )

@@ -271,8 +271,8 @@ def test_names_of_nobody_hide_no_proxy_that_is_known(hashes: Hashes, proxies: li
     first.carry_on()
     second.carry_on()
     first.carry_on()
-    used = dict(first.ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_proxy)
-    assert used["proxy-2"] == second.ledger.used(CLIENT)
+    used = dict(first.ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_field)
+    assert used[second.field] == second.ledger.used(CLIENT)
 
 
 def test_names_of_strangers_in_list_and_hash_hide_no_total(hashes: Hashes, proxies: list[Proxy]) -> None:
@@ -287,8 +287,8 @@ def test_names_of_strangers_in_list_and_hash_hide_no_total(hashes: Hashes, proxi
     first.carry_on()
     second.carry_on()
     first.carry_on()
-    used = dict(first.ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_proxy)
-    assert used["proxy-2"] == second.ledger.used(CLIENT)
+    used = dict(first.ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_field)
+    assert used[second.field] == second.ledger.used(CLIENT)
 
 
 def test_totals_of_ever_new_names_stay_bounded() -> None:

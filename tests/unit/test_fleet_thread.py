@@ -187,14 +187,15 @@ def test_each_proxy_knows_what_was_used_at_the_others(proxies: list[Proxy]) -> N
 
 
 def test_each_proxy_knows_the_part_of_each_other(model: Server, proxies: list[Proxy]) -> None:
-    used = [dict(proxy.ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_proxy) for proxy in proxies]
-    assert used[0] == {"proxy-1": 1_000, "proxy-2": 10_000}
-    assert used[2] == {"proxy-0": 100, "proxy-1": 1_000}
+    used = [dict(proxy.ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_field) for proxy in proxies]
+    assert used[0] == {proxies[1].field: 1_000, proxies[2].field: 10_000}
+    assert used[2] == {proxies[0].field: 100, proxies[1].field: 1_000}
     # Of two ledgers of a proxy, both count.
     again = Proxy(model, "proxy-1", "00000001")
     again.ledger.carry(CLIENT, 7)
     run_all([again, *proxies], 3.0)
-    assert dict(proxies[0].ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_proxy)["proxy-1"] == 1_007
+    used = [dict(proxies[0].ledger.elsewhere[ip_address(CLIENT)].elsewhere.by_field)]
+    assert (used[0][proxies[1].field], used[0][again.field]) == (1_000, 7)
 
 
 def presences(proxy: Proxy) -> dict[str, Presence]:

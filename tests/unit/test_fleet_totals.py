@@ -6,7 +6,7 @@ from ipaddress import ip_address
 import pytest
 
 from mptcp_throttle.periods import Period
-from mptcp_throttled.fleet.keys import MAX_FIELDS, PREFIX, checked_secret, field_of, name_of, proxy_of
+from mptcp_throttled.fleet.keys import MAX_FIELDS, PREFIX, checked_secret, field_of, name_of
 from mptcp_throttled.fleet.totals import (
     LOWER_SECONDS,
     BelievedTotal,
@@ -16,7 +16,7 @@ from mptcp_throttled.fleet.totals import (
     merged,
 )
 from mptcp_throttled.vocabulary.budgets import AccountKey
-from mptcp_throttled.vocabulary.fleet import OwnTotal
+from mptcp_throttled.vocabulary.fleet import OwnTotal, proxy_of
 
 LINK = 1e6
 MONTH = Period(1_700_000_000.0, 1_702_592_000.0)

@@ -20,6 +20,7 @@ from mptcp_throttled.accounting.history import History
 from mptcp_throttled.accounting.ledger import Carried, Choice, Ledger
 from mptcp_throttled.accounting.sharing import PORTION
 from mptcp_throttled.answers.budgets import Owner, describe_use, set_used
+from mptcp_throttled.fleet.keys import field_of
 from mptcp_throttled.vocabulary.budgets import AccountKey, LevelReached, Subject
 from mptcp_throttled.vocabulary.clock import Clock
 from mptcp_throttled.vocabulary.fleet import Elsewhere, OwnTotal, Scope, UsedElsewhere
@@ -334,7 +335,8 @@ def test_use_set_by_hand_includes_what_other_proxies_have_counted(accounts: Acco
 
 def test_answer_has_the_part_of_each_proxy(accounts: Accounts, tmp_path: Path) -> None:
     (before,) = accounts.budget_uses_of("ethernet", ONE)
-    used = Elsewhere(450, 0.0, (("proxy-2", 400), ("proxy-1", 50), ("proxy-3", 0)))
+    parts = (("proxy-2", 400), ("proxy-1", 50), ("proxy-3", 0))
+    used = Elsewhere(450, 0.0, tuple((field_of(name, "0000000a"), part) for name, part in parts))
     accounts.note_elsewhere([UsedElsewhere(KEY, ONE, before.period.start, used)])
     (use,) = accounts.budget_uses_of("ethernet", ONE)
     answer = describe_use(use._replace(use=use.use._replace(used=750)), snapshot_of(tmp_path), "proxy-1")

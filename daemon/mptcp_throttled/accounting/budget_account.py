@@ -147,7 +147,7 @@ class BudgetAccount:
         self.uses, self.additions = {**self.uses, **uses}, additions
         if self.shared is not None:
             self.kept_elsewhere = {*stored.elsewhere} - self.elsewhere.keys()
-            self.elsewhere.update({subject: Elsewhere(stored.elsewhere[subject]) for subject in self.kept_elsewhere})
+            self.elsewhere.update({subject: stored.elsewhere[subject] for subject in self.kept_elsewhere})
         self.share_all()
         self.period, self.rolled_over, self.is_provisional = stored.period
         self.total, self.is_new = sum(use.used for use in self.uses.values()), False

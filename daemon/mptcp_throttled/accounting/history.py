@@ -407,7 +407,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute(f"PRAGMA max_page_count = {_MAX_BYTES // _PAGE_BYTES}")
-        database.executescript(_SCHEMA + ledger_rows.SCHEMA)
+        database.executescript(_SCHEMA)
+        ledger_rows.prepare(database)
         present = {name for _, name, *_ in database.execute("PRAGMA table_info(traffic)")}
         for column in _COLUMNS:
             if column not in present:

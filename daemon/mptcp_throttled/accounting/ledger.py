@@ -458,7 +458,7 @@ class Ledger:
             {key: account.rolling.dropped for key, account in accounts if account.rolling is not None},
             {
                 key: {
-                    subject: account.elsewhere[subject].used
+                    subject: account.elsewhere[subject]
                     for subject in (account.elsewhere if account.is_new else account.changed_elsewhere)
                 }
                 for key, account in accounts

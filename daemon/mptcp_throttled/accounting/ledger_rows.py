@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from mptcp_throttle.periods import Period
 from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, Subject, Use
+from mptcp_throttled.vocabulary.fleet import Elsewhere, proxy_of
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS budget_periods (
@@ -29,7 +30,7 @@ CREATE TABLE IF NOT EXISTS budget_additions (
     network TEXT, budget TEXT, subject TEXT, additions TEXT, PRIMARY KEY (network, budget, subject)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS budget_elsewhere (
-    network TEXT, budget TEXT, subject TEXT, used INTEGER, PRIMARY KEY (network, budget, subject)
+    network TEXT, budget TEXT, subject TEXT, used INTEGER, by_field TEXT, PRIMARY KEY (network, budget, subject)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS budget_read (place INTEGER PRIMARY KEY, at REAL);
 """
@@ -49,16 +50,21 @@ _WRITE_PART: Final = (
 _WRITE_ADDITION: Final = (
     "INSERT OR REPLACE INTO budget_additions (network, budget, subject, additions) VALUES (?, ?, ?, ?)"
 )
-_WRITE_ELSEWHERE: Final = "INSERT OR REPLACE INTO budget_elsewhere (network, budget, subject, used) VALUES (?, ?, ?, ?)"
+_WRITE_ELSEWHERE: Final = (
+    "INSERT OR REPLACE INTO budget_elsewhere (network, budget, subject, used, by_field) VALUES (?, ?, ?, ?, ?)"
+)
 # A later version may have more columns.
 _READ_PERIODS: Final = "SELECT network, budget, NULL, start, end, rolled_over, is_provisional FROM budget_periods"
 _READ_USES: Final = "SELECT network, budget, subject, used, without_mptcp FROM budget_uses"
 _READ_PARTS: Final = "SELECT network, budget, subject, part, used, without_mptcp FROM budget_parts"
 _READ_ADDITIONS: Final = "SELECT network, budget, subject, additions FROM budget_additions"
-_READ_ELSEWHERE: Final = "SELECT network, budget, subject, used FROM budget_elsewhere"
+_READ_ELSEWHERE: Final = "SELECT network, budget, subject, used, by_field FROM budget_elsewhere"
 LAST_READ: Final = "SELECT at FROM budget_read"
 """When changed totals of other proxies were read last, in seconds since the epoch."""
 _MOST_BYTES: Final = 2**62
+MOST_FIELDS: Final = 16
+"""Of what a subject has used elsewhere, so many of the largest totals are kept by field, and the sum of all: whoever
+fills hashes at the server must not fill the database."""
 
 _T = TypeVar("_T")
 
@@ -77,8 +83,8 @@ class StoredPeriod(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredAccount:
-    """A budget as it is stored: its present period; and by subject its use, its additions, and how many bytes it has
-    used at other proxies (`elsewhere`).
+    """A budget as it is stored: its present period; and by subject its use, its additions, and what it has used
+    elsewhere.
 
     The use of a rolling budget is in `parts`, by subject and number of the part (`rolling`).
     """
@@ -87,7 +93,7 @@ class StoredAccount:
     uses: Mapping[Subject, Use] = field(default_factory=dict)
     additions: Mapping[Subject, tuple[Addition, ...]] = field(default_factory=dict)
     parts: Mapping[Subject, Mapping[int, Use]] = field(default_factory=dict)
-    elsewhere: Mapping[Subject, int] = field(default_factory=dict)
+    elsewhere: Mapping[Subject, Elsewhere] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +110,15 @@ class LedgerChanges:
     additions: Mapping[AccountKey, Mapping[Subject, tuple[Addition, ...]]] = field(default_factory=dict)
     parts: Mapping[AccountKey, Mapping[tuple[Subject, int], Use]] = field(default_factory=dict)
     dropped: Mapping[AccountKey, int] = field(default_factory=dict)
-    elsewhere: Mapping[AccountKey, Mapping[Subject, int]] = field(default_factory=dict)
+    elsewhere: Mapping[AccountKey, Mapping[Subject, Elsewhere]] = field(default_factory=dict)
     read_at: float | None = None
+
+
+def prepare(database: sqlite3.Connection) -> None:
+    """Create the tables, and the columns that those of an earlier version lack. Raises sqlite3.Error."""
+    database.executescript(SCHEMA)
+    if "by_field" not in {name for _, name, *_ in database.execute("PRAGMA table_info(budget_elsewhere)")}:
+        database.execute("ALTER TABLE budget_elsewhere ADD COLUMN by_field TEXT")
 
 
 def write_changes(database: sqlite3.Connection, changes: LedgerChanges) -> None:
@@ -126,9 +139,9 @@ def write_changes(database: sqlite3.Connection, changes: LedgerChanges) -> None:
         for subject, present in by_subject.items()
     ]
     elsewhere = [
-        (*key, _text(subject), used)
+        (*key, _text(subject), used, json.dumps(sorted(by_field, key=lambda each: -each[1])[:MOST_FIELDS]))
         for key, by_subject in changes.elsewhere.items()
-        for subject, used in by_subject.items()
+        for subject, (used, _, by_field) in by_subject.items()
     ]
     read_at = [(changes.read_at,)] if elsewhere and changes.read_at is not None else []
     gone = [row[:3] for row in additions if not row[3]]
@@ -155,7 +168,7 @@ def read_accounts(database: sqlite3.Connection) -> tuple[dict[AccountKey, Stored
     additions, bad_additions = _read(database, _READ_ADDITIONS, _additions)
     periods, bad_periods = _read(database, _READ_PERIODS, _period)
     parts, bad_parts = _read_parts(database)
-    elsewhere, bad_elsewhere = _read(database, _READ_ELSEWHERE, _bytes)
+    elsewhere, bad_elsewhere = _read(database, _READ_ELSEWHERE, _elsewhere)
     accounts = {
         key: StoredAccount(
             by_subject[None], uses.get(key, {}), additions.get(key, {}), parts.get(key, {}), elsewhere.get(key, {})
@@ -196,6 +209,13 @@ def _read(
 
 def _use(used: object, without_mptcp: object) -> Use:
     return Use(_bytes(used), _bytes(without_mptcp))
+
+
+def _elsewhere(used: object, by_field: str | None) -> Elsewhere:
+    totals = tuple((writer, _bytes(total)) for writer, total in json.loads(by_field or "[]"))
+    for writer, _ in totals:
+        proxy_of(writer)
+    return Elsewhere(_bytes(used), by_field=totals)
 
 
 def _additions(text: str) -> tuple[Addition, ...]:

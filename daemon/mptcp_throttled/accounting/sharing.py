@@ -57,8 +57,18 @@ def own_totals(account: BudgetAccount, scope: Scope, *, may_begin: bool) -> Iter
         subjects.pop(None, None)
     key, period, rest = account.key, account.period, iter(subjects.items())
     while account.period == period and (portion := [*islice(rest, PORTION)]):
-        uses = account.uses
-        yield [OwnTotal(key, subject, period, uses.get(subject, _NO_USE).used, seconds) for subject, seconds in portion]
+        uses, unread = account.uses, account.kept_elsewhere
+        yield [
+            OwnTotal(
+                key,
+                subject,
+                period,
+                uses.get(subject, _NO_USE).used,
+                seconds,
+                account.elsewhere[subject].by_field if subject in unread else (),
+            )
+            for subject, seconds in portion
+        ]
 
 
 def note_own(account: BudgetAccount, subject: Subject, seconds: float) -> None:
@@ -72,7 +82,7 @@ def note_elsewhere(account: BudgetAccount, used: UsedElsewhere, now: float) -> b
     if account.shared is None or account.period.start != used.start:
         return False
     before, account.elsewhere[used.subject] = account.elsewhere.get(used.subject), used.elsewhere
-    if before is None or used.elsewhere.used != before.used:
+    if before is None or used.elsewhere._replace(rate=before.rate) != before:
         account.changed_elsewhere.add(used.subject)
     # What was used before this proxy knew of it was not used lately.
     if before is not None and used.elsewhere.used > before.used and used.subject not in account.kept_elsewhere:

@@ -19,7 +19,7 @@ from mptcp_throttled.accounting.forecast import forecast
 from mptcp_throttled.accounting.ledger import Choice, Ledger
 from mptcp_throttled.answers.status import zone_name
 from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, BudgetChange, Subject
-from mptcp_throttled.vocabulary.fleet import Elsewhere
+from mptcp_throttled.vocabulary.fleet import Elsewhere, proxy_of
 from mptcp_throttled.vocabulary.locator import Locators
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 
@@ -255,7 +255,8 @@ def describe_use(use: BudgetUse, snapshot: Snapshot, proxy: str | None = None) -
 def _by_proxy(used: int, elsewhere: Elsewhere, own: str | None) -> list[Json]:
     """What each proxy has counted, the most first; proxies that have counted nothing are left out, except this one."""
     parts = {} if own is None else {own: used - elsewhere.used}
-    for name, part in elsewhere.by_proxy:
+    for field, part in elsewhere.by_field:
+        name = proxy_of(field)
         parts[name] = parts.get(name, 0) + part
     shown = sorted(parts.items(), key=lambda item: (-item[1], item[0]))
     return [{"name": name, "used": part} for name, part in shown if part or name == own]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mptcp_throttled.fleet.keys import MAX_FIELDS, proxy_of
-from mptcp_throttled.fleet.totals import BelievedTotal, is_settled, merged
+from mptcp_throttled.fleet.keys import MAX_FIELDS
+from mptcp_throttled.fleet.totals import BelievedTotal, is_settled, kept, merged
 from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
 from mptcp_throttled.vocabulary.fleet import FAR_SECONDS, Elsewhere, OwnTotal, UsedElsewhere
 
@@ -85,16 +85,13 @@ class Entry:
         """Take in what was read of the other proxies, as `merged`."""
         self.believed = merged(self.believed, totals, now, age, link)
         self.is_settled = is_settled(self.believed, totals)
-        by_proxy = dict[str, int]()
-        for writer, each in self.believed.items():
-            proxy = proxy_of(writer)
-            by_proxy[proxy] = by_proxy.get(proxy, 0) + each.total
-        before, used = self.elsewhere, sum(by_proxy.values())
+        by_field = tuple((writer, each.total) for writer, each in self.believed.items())
+        before, used = self.elsewhere, sum(total for _, total in by_field)
         rate = (used - before.used) / (now - self.grown) if now > self.grown else 0.0
         is_first = math.isinf(self.grown)
         self.grown = now
         weighted = 0.0 if is_first else before.rate + _WEIGHT * (max(rate, 0.0) - before.rate)
-        self.elsewhere = Elsewhere(used, weighted if weighted > _LEAST_RATE else 0.0, tuple(by_proxy.items()))
+        self.elsewhere = Elsewhere(used, weighted if weighted > _LEAST_RATE else 0.0, by_field)
 
     @property
     def used_elsewhere(self) -> UsedElsewhere:
@@ -155,7 +152,8 @@ class Book:
         self._made += 1
         number, turn = divmod(self._made, ROUND_TICKS)
         made = entries[total.subject] = Entry(self._name_of(total), total, turn, number % FAR_ROUNDS)
-        made.believed = self._kept.get((total.key, total.period.start), {}).pop(total.subject, {})
+        believed = self._kept.get((total.key, total.period.start), {})
+        made.believed = believed.pop(total.subject, {}) or kept(total.kept)
         return made
 
     def due_to_publish(self, tick: int) -> list[Entry]:

@@ -6,7 +6,6 @@ can spread them.
 
 from __future__ import annotations
 
-import re
 from hashlib import blake2b
 from typing import Final
 
@@ -21,7 +20,6 @@ MAX_FIELDS: Final = 128
 
 _SECRET_CHARACTERS: Final = range(16, 65)  # blake2b takes 64 bytes
 _DIGEST_BYTES: Final = 16
-_FIELD: Final = re.compile(r"([a-z0-9][a-z0-9_-]{0,31})\.[0-9a-f]{8}")
 
 
 def checked_secret(text: str) -> bytes:
@@ -51,11 +49,3 @@ def field_of(proxy: str, ledger: str) -> str:
     A ledger that is lost begins with another identifier. What the lost one has published stays, and counts.
     """
     return f"{proxy}.{ledger}"
-
-
-def proxy_of(field: str) -> str:
-    """The name of the proxy that writes a field. Raises ValueError if no proxy writes such a field."""
-    match = _FIELD.fullmatch(field)
-    if match is None:
-        raise ValueError("no field of a proxy")
-    return match[1]

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Set
 from typing import Final, NamedTuple, Self
 
-from mptcp_throttled.fleet.keys import MAX_FIELDS, proxy_of
-from mptcp_throttled.vocabulary.fleet import GONE_SECONDS, KnownProxy, Load
+from mptcp_throttled.fleet.keys import MAX_FIELDS
+from mptcp_throttled.vocabulary.fleet import GONE_SECONDS, KnownProxy, Load, proxy_of
 
 MOST_CHARACTERS: Final = 112
 """Of a report."""

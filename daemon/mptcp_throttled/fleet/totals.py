@@ -6,7 +6,8 @@ grows no faster than the link of a proxy, since its start at the beginning of a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from mptcp_throttled.fleet.keys import MAX_FIELDS
@@ -21,8 +22,8 @@ _SLACK_SECONDS: Final = 5.0
 class BelievedTotal(NamedTuple):
     """A proxy's total that is believed; times are in monotonic seconds.
 
-    Its link has needed the time until `paid` to carry it. It was read last at `read`. A lower total was read since
-    `lower`; None: the last one was not.
+    Its link has needed the time until `paid` to carry it. It was read last at `read`; -infinity: by an earlier
+    instance. A lower total was read since `lower`; None: the last one was not.
     """
 
     total: int
@@ -31,12 +32,21 @@ class BelievedTotal(NamedTuple):
     lower: float | None = None
 
 
-def first_believed(total: int, now: float, age: float, link: float) -> BelievedTotal:
+_NOTHING: Final = BelievedTotal(0, -math.inf, -math.inf)
+
+
+def kept(totals: Iterable[tuple[str, int]]) -> dict[str, BelievedTotal]:
+    """What is believed of totals that an earlier instance has believed."""
+    return {proxy: BelievedTotal(total, -math.inf, -math.inf) for proxy, total in totals}
+
+
+def first_believed(total: int, now: float, age: float, link: float, before: int = 0) -> BelievedTotal:
     """What is believed of a total that is read for the first time, `age` seconds after its period has begun.
 
-    `link` is the rate of a proxy's link in bytes/s.
+    `link` is the rate of a proxy's link in bytes/s. An earlier instance has believed the total `before`.
     """
-    return later_believed(BelievedTotal(0, now - age, now - age), total, now, link)
+    paid = now - age + before / link
+    return later_believed(BelievedTotal(before, paid, paid), total, now, link)
 
 
 def later_believed(before: BelievedTotal, total: int, now: float, link: float) -> BelievedTotal:
@@ -60,9 +70,11 @@ def merged(
     """
     made = dict(believed)
     for proxy, total in totals.items():
-        before = believed.get(proxy)
+        before = believed.get(proxy, _NOTHING)
         made[proxy] = (
-            first_believed(total, now, age, link) if before is None else later_believed(before, total, now, link)
+            first_believed(total, now, age, link, before.total)
+            if math.isinf(before.read)
+            else later_believed(before, total, now, link)
         )
     excess = len(made) - MAX_FIELDS
     if excess > 0:

@@ -17,8 +17,9 @@ from mptcp_throttle.valkey.connection import Connection, RefusedReply, ValkeyErr
 from mptcp_throttle.valkey.resp import ErrorReply, MalformedReply, Reply, bulk, encoded, replies
 from mptcp_throttle.valkey.server import Credentials, Server, ServerUrl
 from mptcp_throttled.fleet.exchange import ExchangeError, ReadRefused, ReadReports, Totals, WriteRefused
-from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES, proxy_of
+from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES
 from mptcp_throttled.fleet.reports import MOST_CHARACTERS, Report
+from mptcp_throttled.vocabulary.fleet import proxy_of
 
 _Value = TypeVar("_Value")
 

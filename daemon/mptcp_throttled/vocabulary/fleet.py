@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
@@ -14,6 +15,16 @@ from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
 
 FAR_SECONDS: Final = 256.0
 """A subject that reaches its next stage later than this, at its present rate, is far from it."""
+
+_FIELD: Final = re.compile(r"([a-z0-9][a-z0-9_-]{0,31})\.[0-9a-f]{8}")
+
+
+def proxy_of(field: str) -> str:
+    """The name of the proxy that writes a field (`fleet/keys.py`). Raises ValueError if none writes such a field."""
+    match = _FIELD.fullmatch(field)
+    if match is None:
+        raise ValueError("no field of a proxy")
+    return match[1]
 
 
 class Scope(Enum):
@@ -32,7 +43,8 @@ class Scope(Enum):
 class OwnTotal(NamedTuple):
     """How many bytes a subject has used of a budget at this proxy in a period.
 
-    It reaches its next stage in `seconds`; infinite while it carries nothing.
+    It reaches its next stage in `seconds`; infinite while it carries nothing. `kept` is what an earlier instance has
+    believed of others, as in `Elsewhere`, if nothing was read of them since.
     """
 
     key: AccountKey
@@ -40,17 +52,19 @@ class OwnTotal(NamedTuple):
     period: Period
     used: int
     seconds: float
+    kept: tuple[tuple[str, int], ...] = ()
 
 
 class Elsewhere(NamedTuple):
     """How many bytes were used at all other proxies together, and at which `rate`, in bytes/s.
 
-    `by_proxy` has each proxy's name and its part. A part with this proxy's own name is of a ledger that it has lost.
+    `by_field` has the fields of proxies, and the total of each. Of what an earlier instance has read, these are not all
+    if there were many. A field with this proxy's own name is of a ledger that it has lost.
     """
 
     used: int = 0
     rate: float = 0.0
-    by_proxy: tuple[tuple[str, int], ...] = ()
+    by_field: tuple[tuple[str, int], ...] = ()
 
 
 class UsedElsewhere(NamedTuple):
