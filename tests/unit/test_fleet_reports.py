@@ -11,6 +11,7 @@ from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.fleet import GONE_SECONDS, LATE_SECONDS, FleetState, KnownProxy, Load, Presence
 
 ONE, TWO = field_of("proxy-1", "0000000a"), field_of("proxy-2", "0000000b")
+OWN = field_of("proxy-0", "00000000")
 AT = 1_700_000_000.0
 
 
@@ -70,10 +71,24 @@ def test_proxy_that_is_silent_is_late_and_then_gone_until_it_reports_again() -> 
         (LATE_SECONDS, Presence.LATE),
         (GONE_SECONDS, Presence.GONE),
     ):
-        reports.note({ONE: report(1)}, 1000.0 + silent, AT + silent, is_whole=True)
-        assert presences(reports) == {"proxy-1": expected}
+        reports.note({OWN: report(int(silent)), ONE: report(1)}, 1000.0 + silent, AT + silent, is_whole=True)
+        assert presences(reports)["proxy-1"] is expected
     reports.note({ONE: report(2)}, 2000.0, AT + 1000, is_whole=True)
     assert presences(reports) == {"proxy-1": Presence.REACHABLE}
+
+
+def test_silence_counts_only_while_somebody_reports() -> None:
+    """A server that takes no report has no new one of anybody."""
+    reports, later = Reports(), 1000.0 + LEFT_SECONDS
+    there = {OWN: report(1), ONE: report(1), TWO: report(1)}
+    reports.note(there, 1000.0, AT, is_whole=True)
+    reports.note(there, later, AT + LEFT_SECONDS, is_whole=True)
+    assert {*presences(reports).values()} == {Presence.REACHABLE}
+    assert reports.old(later) == []
+    # Another proxy can still write.
+    reports.note({**there, TWO: report(2)}, later, AT + LEFT_SECONDS, is_whole=True)
+    assert presences(reports)["proxy-1"] is Presence.GONE
+    assert presences(reports)["proxy-2"] is Presence.REACHABLE
 
 
 def test_report_that_was_there_before_is_as_old_as_it_says() -> None:
@@ -110,9 +125,9 @@ def test_report_that_cannot_be_read_leaves_the_last_one() -> None:
 def test_proxy_whose_report_cannot_be_read_keeps_its_state() -> None:
     reports = Reports()
     reports.note({ONE: report(1), TWO: report(1)}, 1000.0, AT, is_whole=True)
-    reports.note({}, 1000.0 + GONE_SECONDS, AT + GONE_SECONDS, is_whole=False, unreadable={ONE})
-    assert presences(reports) == {"proxy-1": Presence.REACHABLE, "proxy-2": Presence.GONE}
-    reports.note({ONE: report(1)}, 1000.0 + GONE_SECONDS, AT + GONE_SECONDS, is_whole=False)
+    reports.note({OWN: report(1)}, 1000.0 + GONE_SECONDS, AT + GONE_SECONDS, is_whole=False, unreadable={ONE})
+    assert (presences(reports)["proxy-1"], presences(reports)["proxy-2"]) == (Presence.REACHABLE, Presence.GONE)
+    reports.note({OWN: report(2), ONE: report(1)}, 1000.0 + GONE_SECONDS, AT + GONE_SECONDS, is_whole=False)
     assert presences(reports)["proxy-1"] is Presence.GONE
 
 
@@ -130,7 +145,8 @@ def test_proxy_is_forgotten_once_it_was_silent_for_long_and_seen_to_be() -> None
     reports.note({ONE: report(1, long_ago)}, 1000.0, AT, is_whole=True)
     # Its clock may be wrong.
     assert reports.old(1000.0) == []
-    reports.note({ONE: report(1, long_ago)}, 1000.0 + GONE_SECONDS, AT + GONE_SECONDS, is_whole=True)
+    seen = {OWN: report(1), ONE: report(1, long_ago)}
+    reports.note(seen, 1000.0 + GONE_SECONDS, AT + GONE_SECONDS, is_whole=True)
     assert reports.old(1000.0 + GONE_SECONDS) == [ONE]
     reports.note({ONE: report(2, long_ago)}, 1602.0, AT + 602, is_whole=True)
     assert reports.old(1602.0) == []

@@ -274,6 +274,18 @@ def test_proxy_is_not_late_while_the_own_report_is_refused(model: Server, proxie
     assert {*presences(proxies[0]).values()} == {Presence.REACHABLE}
 
 
+def test_others_are_seen_while_the_own_report_is_refused(model: Server, proxies: list[Proxy]) -> None:
+    first, second, _ = proxies
+    for _ in range(6):
+        model.refusal = "NOPERM"
+        first.run(2.0)
+        model.refusal = None
+        second.run(2.0)
+    assert first.thread.state.problem == "NOPERM"
+    assert presences(first)["proxy-1"] is Presence.REACHABLE
+    assert presences(first)["proxy-2"] is Presence.LATE
+
+
 @pytest.mark.parametrize("bad", [(), ("has 'x' as the report of proxy-8.00000000",)], ids=["whole", "one refused"])
 def test_proxy_that_left_long_ago_is_deleted(model: Server, proxies: list[Proxy], bad: tuple[str, ...]) -> None:
     left = field_of("proxy-9", "00000000")

@@ -87,12 +87,14 @@ class Reports:
         """These were read at the time `at`, in seconds since the epoch; if `is_whole`, there are no others.
 
         `unreadable` ones are there, too, but whether they have changed is not known. Of a report that was there
-        before, only its own time tells how old it is. Once it changes, no clock of another host is needed.
+        before, only its own time tells how old it is. Once it changes, no clock of another host is needed. Where none
+        has changed, not even that of this proxy, the server may take none: nobody is known to be silent.
         """
         seen, self._seen = self._seen, {}
+        is_news = not reports.items() <= {writer: before.report for writer, before in seen.items()}.items()
         if not is_whole:
             self._seen = {
-                writer: before if writer in unreadable else before._replace(looked=now)
+                writer: before._replace(looked=now) if is_news and writer not in unreadable else before
                 for writer, before in seen.items()
             }
         for writer, report in reports.items():
@@ -100,7 +102,7 @@ class Reports:
             if before is None:
                 self._seen[writer] = _Seen(report, now - max(at - report.at, 0.0), now, now)
             elif before.report == report:
-                self._seen[writer] = before._replace(looked=now)
+                self._seen[writer] = before._replace(looked=now) if is_news else before
             else:
                 self._seen[writer] = _Seen(report, now, now, now)
         latest = sorted(self._seen.items(), key=lambda item: item[1].heard)
@@ -136,7 +138,7 @@ class Reports:
         return [
             writer
             for writer, seen in self._seen.items()
-            if now - seen.heard >= LEFT_SECONDS and now - seen.since >= GONE_SECONDS
+            if seen.looked - seen.heard >= LEFT_SECONDS and now - seen.since >= GONE_SECONDS
         ]
 
     def forget(self, fields: Iterable[str]) -> None:

@@ -140,7 +140,7 @@ class FleetThread(threading.Thread):
         book = self._book = self._book or self._begin()
         is_round_of_all = self._tick % (FAR_ROUNDS * ROUND_TICKS) == 0
         book.note(self._ledger.own_totals(Scope.CHANGED if is_round_of_all else Scope.URGENT), now)
-        exchange = self._exchange
+        exchange, is_new = self._exchange, self._exchange is None
         if exchange is None:
             exchange = self._exchange = self._connect(self._field, next(self._attempts))
             self._state = replace(self._state, server=exchange.server)
@@ -153,6 +153,8 @@ class FleetThread(threading.Thread):
                 problem = None
         except WriteRefused as error:
             problem = str(error)
+        if is_new or self._tick % ROUND_TICKS == 0:
+            self._read_reports(exchange, now)
         self._read(exchange, book, now)
         if self._tick % _FORGET_TICKS == 0:
             book.forget_idle(now)
@@ -176,8 +178,6 @@ class FleetThread(threading.Thread):
                 # First, so that a server that loses all after it does not know the next report.
                 self._report(exchange)
                 self._publish(exchange, book, book.all_unpublished())
-                if not self._reports.writers:
-                    self._read_reports(exchange, now)
             finally:
                 # Somebody who keeps deleting totals must not keep this thread busy.
                 self._again_at = now + max(_AGAIN_SECONDS, _AGAIN_FACTOR * (time.monotonic() - began))
@@ -185,7 +185,6 @@ class FleetThread(threading.Thread):
         self._publish(exchange, book, due)
         if is_round:
             self._is_lost |= self._report(exchange)
-            self._read_reports(exchange, now)
         return bool(due) or is_due or is_round
 
     def _publish(self, exchange: Exchange, book: Book, entries: Sequence[Entry]) -> None:
