@@ -61,7 +61,7 @@ def test_services_start_in_either_order_and_a_stopped_sniffer_frees(stopped: Pro
     assert connected(services)
     stopped.begin_capped()
     stopped.sniffer.stop()
-    eventually(lambda: not stopped.assignments(), "caps lifted without a sniffer", within=1.5)
+    eventually(lambda: not stopped.assignments(), "caps lifted without a sniffer", within=2.5)
 
 
 def test_services_survive_a_crash_of_the_other(world: ProxyWorld) -> None:
@@ -70,7 +70,7 @@ def test_services_survive_a_crash_of_the_other(world: ProxyWorld) -> None:
     world.wait_restrained()
 
     world.sniffer.kill()
-    eventually(lambda: not world.assignments(), "caps lifted without a sniffer", within=1.5)
+    eventually(lambda: not world.assignments(), "caps lifted without a sniffer", within=2.5)
     eventually(lambda: world.paced() == 0, "no socket paced", within=5)
     services.start_sniffer()
     services.wait_ready()

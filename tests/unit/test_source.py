@@ -25,6 +25,16 @@ def gone() -> Json:
     raise RpcError("no service answers")
 
 
+def after(clock: ManualClock, seconds: float, answer: Callable[[], Json]) -> Callable[[], Json]:
+    """An answer that takes some seconds."""
+
+    def later() -> Json:
+        clock.now += seconds
+        return answer()
+
+    return later
+
+
 def changes(revision: int, **connections: Json) -> Json:
     items = [{"token": token.removeprefix("t"), "connection": data} for token, data in connections.items()]
     return {"epoch": "e", "revision": revision, "changes": items, "more": False}
@@ -169,18 +179,32 @@ def test_source_merges_snapshot_parts_and_changes_into_one_table() -> None:
     assert (update.revision, dict(update.connections), update.whole) == (7, {TWO.token: TWO}, True)
 
 
-def test_source_delivers_an_empty_table_whenever_the_sniffer_goes() -> None:
-    updates = delivered([gone, SNAPSHOT, changes(5), gone, gone, SNAPSHOT, changes(5), gone])
-    assert [bool(update.connections) for update in updates[:5]] == [False, True, False, True, False]
-    assert updates[0].problem == "no service answers"
+def test_source_delivers_an_empty_table_once_the_sniffer_is_gone_for_a_second() -> None:
+    clock = ManualClock()
+    for_less, for_a_second = after(clock, 0.9, gone), after(clock, 0.1, gone)
+    scripted = Scripted([gone, SNAPSHOT, changes(5), gone, for_less, for_a_second, gone, SNAPSHOT, changes(5)], clock)
+    scripted.follow()
+    assert [bool(update.connections) for update in scripted.updates] == [False, True, False, True]
+    assert scripted.updates[0].problem == scripted.updates[2].problem == "no service answers"
+
+
+def test_sniffer_that_is_back_within_a_second_frees_nothing() -> None:
+    clock = ManualClock()
+    for_less = after(clock, 0.9, gone)
+    table = {**SNAPSHOT, "epoch": "f"}, {**changes(5), "epoch": "f"}
+    scripted = Scripted([SNAPSHOT, changes(5), gone, for_less, *table, gone, for_less], clock)
+    scripted.follow()
+    assert [(update.epoch, bool(update.connections)) for update in scripted.updates] == [("e", True), ("f", True)]
 
 
 @pytest.mark.parametrize(
     "answer", [{"nonsense": 1}, {"epoch": "e", "revision": 6, "changes": [{"token": "xyz"}]}, None]
 )
-def test_source_delivers_an_empty_table_after_an_invalid_answer(answer: Json) -> None:
-    updates = delivered([SNAPSHOT, changes(5), answer])
-    assert [bool(update.connections) for update in updates[:2]] == [True, False]
+def test_source_delivers_an_empty_table_after_a_second_of_invalid_answers(answer: Json) -> None:
+    clock = ManualClock()
+    scripted = Scripted([SNAPSHOT, changes(5), answer, after(clock, 1.0, lambda: answer)], clock)
+    scripted.follow()
+    assert [bool(update.connections) for update in scripted.updates[:2]] == [True, False]
 
 
 def test_updates_are_merged_until_they_are_taken() -> None:

@@ -1,8 +1,8 @@
 """Follows the sniffer's table over JSON-RPC: the whole table in parts, then changes by long poll.
 
-Without the sniffer no path is known to be live, and a cap needs a live preferred path (I2). So when a call fails, an
-empty table is delivered, which frees all subflows, and the call is tried again. Under load, one answer has all changes
-since the last one, and updates that the control loop has not taken yet are merged.
+Without the sniffer no path is known to be live, and a cap needs a live preferred path (I2). So when calls fail for a
+second, an empty table is delivered, which frees all subflows. Calls are tried again. Under load, one answer has all
+changes since the last one, and updates that the control loop has not taken yet are merged.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from mptcp_throttled.vocabulary.snapshot import Snapshot
 _POLL_SECONDS: Final = 1.0
 _CALL_SECONDS: Final = 3.0
 _RETRY_SECONDS: Final = 0.2
+# systemctl(1) restarts several services by one call each: the sniffer may end before the daemon is asked to hand over.
+_TOLERATED_SECONDS: Final = 1.0
 _BATCH_SECONDS: Final = 0.05
 _LASTING_SECONDS: Final = 1.0
 
@@ -119,6 +121,7 @@ class Follower:
         self._clock = clock
         self._updates: queue.SimpleQueue[TableUpdate] = queue.SimpleQueue()
         self._problem: str | None = None
+        self._failing_since: float | None = -math.inf
         self.parts = 0
         self.spacing = 0.0
         self.patience = 0.0
@@ -143,7 +146,9 @@ class Follower:
             try:
                 yield from self._follow()
             except Exception as error:
-                if str(error) != self._problem:
+                now = self._clock.monotonic()
+                self._failing_since = now if self._failing_since is None else self._failing_since
+                if str(error) != self._problem and now - self._failing_since >= _TOLERATED_SECONDS:
                     self._problem = str(error)
                     self._deliver(TableUpdate(problem=self._problem))
                 yield Wait(_RETRY_SECONDS)
@@ -159,7 +164,7 @@ class Follower:
             if answer.get("resync"):
                 return
             update, is_behind = update.then(_decode_changes(answer)), answer["more"]
-        self._problem = None
+        self._problem = self._failing_since = None
         self._deliver(update)
         next_at = -math.inf
         while True:
