@@ -128,10 +128,8 @@ def test_policy_changes_the_rate_of_running_transfers(fleet: Fleet) -> None:
     world.begin_settled()
     assert used(world.services) is None
     assert world.capped()[0].rate == 1_000_000
-    began = time.monotonic()
     fleet.publish(WIFI, with_cap("8mbit"))
-    eventually(lambda: world.capped()[0].rate == 8_000_000, "the new rate applied")
-    assert time.monotonic() - began < 6
+    eventually(lambda: world.capped()[0].rate == 8_000_000, "the new rate applied", within=6)
     fleet.wait_used(1)
     fleet.publish(WIFI, with_cap("4mbit"))
     fleet.wait_used(2)
