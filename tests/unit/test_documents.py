@@ -185,7 +185,7 @@ def test_named_commits_are_in_the_history_or_listed_as_lost() -> None:
     )
     ((listed, names),) = re.findall(r"^(Lost commits, .*: (.*))\.$", performance, re.MULTILINE)
     lost, performance = set(names.split(", ")), performance.replace(listed, "")
-    commits = set(COMMIT.findall(performance)) | set(re.findall(r"[Mm]easured at ([0-9a-f]{7})\b", others))
+    commits = set(COMMIT.findall(performance)) | set(re.findall(r"\bat ([0-9a-f]{7})\b", others))
     for path in MEASURED.parent.glob("*.csv"):
         commits.update(row["commit"] for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     assert not [commit for commit in lost - commits if commit not in others]
