@@ -222,7 +222,7 @@ class FleetChecks:
             return
         allowed = budget.allowed(reached)[RateKind.LIMIT].bits_per_second / 8
         given = min(proxy.given(account, subject), proxy.wanted(account, subject))
-        if given <= 1.01 * allowed:
+        if given <= 1.01 * allowed or _name(account, subject) in self._world.server.damaged:
             return
         late = min(now - crossed[-1], proxy.busy_for(account, subject), self._world.well - LATE_SECONDS)
         few = _FAR_PART * budget.stages[reached - 1].at * budget.amount
