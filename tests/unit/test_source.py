@@ -179,10 +179,11 @@ def test_source_merges_snapshot_parts_and_changes_into_one_table() -> None:
     assert (update.revision, dict(update.connections), update.whole) == (7, {TWO.token: TWO}, True)
 
 
-def test_source_delivers_an_empty_table_once_the_sniffer_is_gone_for_a_second() -> None:
+def test_source_delivers_an_empty_table_once_the_sniffer_is_gone() -> None:
     clock = ManualClock()
     for_less, for_a_second = after(clock, 0.9, gone), after(clock, 0.1, gone)
-    scripted = Scripted([gone, SNAPSHOT, changes(5), gone, for_less, for_a_second, gone, SNAPSHOT, changes(5)], clock)
+    table = SNAPSHOT, changes(5)
+    scripted = Scripted([gone, *table, changes(5), gone, for_less, for_a_second, gone, *table, changes(5)], clock)
     scripted.follow()
     assert [bool(update.connections) for update in scripted.updates] == [False, True, False, True]
     assert scripted.updates[0].problem == scripted.updates[2].problem == "no service answers"
@@ -192,9 +193,25 @@ def test_sniffer_that_is_back_within_a_second_frees_nothing() -> None:
     clock = ManualClock()
     for_less = after(clock, 0.9, gone)
     table = {**SNAPSHOT, "epoch": "f"}, {**changes(5), "epoch": "f"}
-    scripted = Scripted([SNAPSHOT, changes(5), gone, for_less, *table, gone, for_less], clock)
+    polled = {**changes(5), "epoch": "f"}
+    scripted = Scripted([SNAPSHOT, changes(5), changes(5), gone, for_less, *table, polled, gone, for_less], clock)
     scripted.follow()
     assert [(update.epoch, bool(update.connections)) for update in scripted.updates] == [("e", True), ("f", True)]
+
+
+def test_call_without_an_answer_frees_when_it_has_failed() -> None:
+    clock = ManualClock()
+    scripted = Scripted([SNAPSHOT, changes(5), changes(5), after(clock, 3.0, gone), SNAPSHOT, changes(5)], clock)
+    scripted.follow()
+    assert [bool(update.connections) for update in scripted.updates[:3]] == [True, False, True]
+
+
+def test_long_poll_that_always_fails_is_reported() -> None:
+    clock = ManualClock()
+    table = SNAPSHOT, changes(5), after(clock, 0.4, gone)
+    scripted = Scripted([SNAPSHOT, changes(5), changes(5), gone, *table, *table, *table], clock)
+    scripted.follow()
+    assert "no service answers" in [update.problem for update in scripted.updates]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +219,7 @@ def test_sniffer_that_is_back_within_a_second_frees_nothing() -> None:
 )
 def test_source_delivers_an_empty_table_after_a_second_of_invalid_answers(answer: Json) -> None:
     clock = ManualClock()
-    scripted = Scripted([SNAPSHOT, changes(5), answer, after(clock, 1.0, lambda: answer)], clock)
+    scripted = Scripted([SNAPSHOT, changes(5), changes(5), answer, after(clock, 1.0, lambda: answer)], clock)
     scripted.follow()
     assert [bool(update.connections) for update in scripted.updates[:2]] == [True, False]
 

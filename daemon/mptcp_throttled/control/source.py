@@ -1,8 +1,9 @@
 """Follows the sniffer's table over JSON-RPC: the whole table in parts, then changes by long poll.
 
 Without the sniffer no path is known to be live, and a cap needs a live preferred path (I2). So when calls fail for a
-second, an empty table is delivered, which frees all subflows. Calls are tried again. Under load, one answer has all
-changes since the last one, and updates that the control loop has not taken yet are merged.
+second, or one has no answer for three, an empty table is delivered, which frees all subflows. Calls are tried again.
+Under load, one answer has all changes since the last one, and updates that the control loop has not taken yet are
+merged.
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ class Follower:
         self._clock = clock
         self._updates: queue.SimpleQueue[TableUpdate] = queue.SimpleQueue()
         self._problem: str | None = None
+        self._asked_at = 0.0
         self._failing_since: float | None = -math.inf
         self.parts = 0
         self.spacing = 0.0
@@ -146,9 +148,9 @@ class Follower:
             try:
                 yield from self._follow()
             except Exception as error:
-                now = self._clock.monotonic()
-                self._failing_since = now if self._failing_since is None else self._failing_since
-                if str(error) != self._problem and now - self._failing_since >= _TOLERATED_SECONDS:
+                self._failing_since = self._asked_at if self._failing_since is None else self._failing_since
+                lasted = self._clock.monotonic() - self._failing_since
+                if str(error) != self._problem and lasted >= _TOLERATED_SECONDS:
                     self._problem = str(error)
                     self._deliver(TableUpdate(problem=self._problem))
                 yield Wait(_RETRY_SECONDS)
@@ -160,15 +162,16 @@ class Follower:
     def _follow(self) -> Generator[Action, Json, None]:
         update, is_behind = (yield from self._take_table()), True
         while is_behind:
-            answer = yield Call("changes", (update.epoch, update.revision, 0.0))
+            answer = yield from self._ask("changes", update.epoch, update.revision, 0.0)
             if answer.get("resync"):
                 return
             update, is_behind = update.then(_decode_changes(answer)), answer["more"]
-        self._problem = self._failing_since = None
+        self._problem = None
         self._deliver(update)
         next_at = -math.inf
         while True:
-            answer = yield Call("changes", (update.epoch, update.revision, _POLL_SECONDS, self.patience))
+            answer = yield from self._ask("changes", update.epoch, update.revision, _POLL_SECONDS, self.patience)
+            self._failing_since = None
             if answer.get("resync"):
                 return
             if answer["changes"]:
@@ -181,17 +184,21 @@ class Follower:
     def _take_table(self) -> Generator[Action, Json, TableUpdate]:
         """All parts of the table, at the revision of the first: later changes may be in the other parts, or may not."""
         connections: dict[Token, Connection | None] = {}
-        first = data = yield Call("snapshot")
+        first = data = yield from self._ask("snapshot")
         while True:
             self.parts += 1
-            following = None if data["next"] is None else Call("snapshot", (data["next"],))
+            following: Json = data["next"]
             if following is not None:
                 # The sniffer encodes the next part while we decode this one.
-                yield Begin(following)
+                yield Begin(Call("snapshot", (following,)))
             connections.update((c.token, c) for c in map(decode_connection, data["connections"]))
             if following is None:
                 return TableUpdate(first["epoch"], first["revision"], connections, True, None)
-            data = yield following
+            data = yield from self._ask("snapshot", following)
+
+    def _ask(self, method: str, *arguments: Json) -> Generator[Action, Json, Json]:
+        self._asked_at = self._clock.monotonic()
+        return (yield Call(method, arguments))
 
 
 class TableSource(threading.Thread):
