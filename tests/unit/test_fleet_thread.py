@@ -114,6 +114,8 @@ class ModelExchange:
         return ReadReports({each: self.model.reports[each] for each in fields if each in self.model.reports})
 
     def forget(self, fields: Sequence[str]) -> None:
+        if self.model.refusal is not None:
+            raise WriteRefused(self.model.refusal)
         self.check()
         for each in fields:
             self.model.reports.pop(each, None)
@@ -284,6 +286,18 @@ def test_others_are_seen_while_the_own_report_is_refused(model: Server, proxies:
     assert first.thread.state.problem == "NOPERM"
     assert presences(first)["proxy-1"] is Presence.REACHABLE
     assert presences(first)["proxy-2"] is Presence.LATE
+
+
+def test_proxy_that_may_delete_no_report_goes_on(model: Server, proxies: list[Proxy]) -> None:
+    first = proxies[0]
+    left = field_of("proxy-9", "00000000")
+    model.reports[left] = Report(1, int(time.time() - LEFT_SECONDS) - 1, "1.0.0", Load())
+    first.run(GONE_SECONDS - 2.0)
+    model.refusal = "NOPERM"
+    first.run(6.0)
+    assert left in model.reports
+    assert (first.thread.state.problem, first.thread.state.server) == ("NOPERM", "model:1")
+    assert first.events == []
 
 
 @pytest.mark.parametrize("bad", [(), ("has 'x' as the report of proxy-8.00000000",)], ids=["whole", "one refused"])

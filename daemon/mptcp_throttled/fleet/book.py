@@ -25,8 +25,8 @@ REFUSED_SECONDS: Final = 60.0
 # In this time before a stage, or after the begin of a transfer, whose rate is unknown, each tick publishes and reads.
 _NEAR_SECONDS: Final = 8.0
 _BEGIN_SECONDS: Final = 3.0
-# Up to that time before a stage, a client is read in each round, then up to `FAR_SECONDS` in one of so many: the time
-# between two reads is up to a 32nd of what is left.
+# Up to that time before a stage, a client is read in each round; then, up to `FAR_SECONDS`, in every second round: at
+# most a 32nd of the time left passes between two reads.
 _MIDDLE_SECONDS: Final = 128.0
 _MIDDLE_ROUNDS: Final = 2
 # After that time without news, a client is idle, and not read. Far from a stage, the ledger tells once in `FAR_ROUNDS`.

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Final, NamedTuple, Protocol
@@ -218,8 +219,10 @@ class FleetThread(threading.Thread):
         self._reports.note(read.by_field, now, time.time(), is_whole=is_whole, unreadable=read.unreadable)
         old = self._reports.old(now)
         if old:
-            exchange.forget(old)
-            self._reports.forget(old)
+            # Who may not write here still reads what the others have.
+            with suppress(WriteRefused):
+                exchange.forget(old)
+                self._reports.forget(old)
 
     def _read_list(self, exchange: Exchange, now: float) -> ReadReports:
         try:
