@@ -105,10 +105,16 @@ class NetlinkSocket:
             yield from self._receive()
 
     def carry_out(self, requests: Sequence[Request]) -> list[KernelError | None]:
-        """Make the changes in order, also if some are refused; for each, the kernel's refusal."""
+        """Make the changes in order, also if some are refused; for each, the kernel's refusal.
+
+        Once the kernel has not answered, the others are not sent: the waits would add up.
+        """
         refusals: list[KernelError | None] = []
-        for start in range(0, len(requests), _BATCH):
-            refusals += self._carry_out(requests[start : start + _BATCH])
+        while len(refusals) < len(requests):
+            refusals += self._carry_out(requests[len(refusals) : len(refusals) + _BATCH])
+            last = refusals[-1]
+            if last is not None and last.number == errno.ETIMEDOUT:
+                refusals += [last] * (len(requests) - len(refusals))
         return refusals
 
     def carry_out_together(self, what: str, requests: Sequence[Request]) -> None:

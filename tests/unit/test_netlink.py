@@ -203,6 +203,22 @@ def test_changes_without_an_answer_are_refused(silent: NetlinkSocket) -> None:
     assert [str(refusal) for refusal in refusals] == [NO_ANSWER] * 2
 
 
+def test_nothing_more_is_sent_to_a_kernel_that_does_not_answer(silent: NetlinkSocket) -> None:
+    batches = list[int]()
+
+    def sent(names: Sequence[str]) -> list[None]:
+        batches.append(len(names))
+        return [None] * len(names)
+
+    set_faults(sent)
+    try:
+        refusals = silent.carry_out([LINKS] * 1000)
+    finally:
+        set_faults(None)
+    assert [str(refusal) for refusal in refusals] == [NO_ANSWER] * 1000
+    assert len(batches) == 1
+
+
 def test_answer_that_comes_late_is_waited_for(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = answer(listing(b"one"))
     netlink, receive, waits = NetlinkSocket(socket.NETLINK_ROUTE), fake.recv, iter([True])
