@@ -11,9 +11,8 @@ def read_text_file(path: Path, most_bytes: int) -> str:
     """The text of a file in UTF-8. Raises ValueError with the problem, which follows the name of the file."""
     try:
         # Without O_NONBLOCK, to open a pipe waits for its writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("is not a regular file; allowed: a text file")
             content = file.read(most_bytes + 1)
     except OSError as error:
