@@ -31,6 +31,7 @@ class SharedSubjects:
             self._waiting[subject] = seconds
         else:
             self._urgent[subject] = seconds
+            self._waiting.pop(subject, None)
 
     def note_all(self, subjects: Iterable[Subject]) -> None:
         """The use of all of these is to be told at once."""
