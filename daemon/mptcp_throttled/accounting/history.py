@@ -34,6 +34,7 @@ from mptcp_throttled.accounting.ledger_rows import (
     read_accounts,
     write_changes,
 )
+from mptcp_throttled.accounting.missing_columns import add_missing_columns
 from mptcp_throttled.reporting.instruments import count_errors
 from mptcp_throttled.vocabulary.budgets import AccountKey
 from mptcp_throttled.vocabulary.traffic import SocketTotals, Traffic
@@ -409,10 +410,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         database.execute(f"PRAGMA max_page_count = {_MAX_BYTES // _PAGE_BYTES}")
         database.executescript(_SCHEMA)
         ledger_rows.prepare(database)
-        present = {name for _, name, *_ in database.execute("PRAGMA table_info(traffic)")}
-        for column in _COLUMNS:
-            if column not in present:
-                database.execute(f"ALTER TABLE traffic ADD COLUMN {column} {_OF_COLUMNS}")
+        add_missing_columns(database, "traffic", dict.fromkeys(_COLUMNS, _OF_COLUMNS))
     except sqlite3.Error:
         database.close()
         raise

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from typing import Final, NamedTuple, TypeVar
 
 from mptcp_throttle.periods import Period
+from mptcp_throttled.accounting.missing_columns import add_missing_columns
 from mptcp_throttled.vocabulary.budgets import AccountKey, Addition, Subject, Use
 from mptcp_throttled.vocabulary.fleet import Elsewhere, proxy_of
 
@@ -63,8 +64,8 @@ LAST_READ: Final = "SELECT at FROM budget_read"
 """When changed totals of other proxies were read last, in seconds since the epoch."""
 _MOST_BYTES: Final = 2**62
 MOST_FIELDS: Final = 16
-"""Of what a subject has used elsewhere, so many of the largest totals are kept by field, and the sum of all: whoever
-fills hashes at the server must not fill the database."""
+"""The most totals of other proxies that are kept for a subject, the largest ones, beside the sum of all: whoever fills
+hashes at the server must not fill the database."""
 
 _T = TypeVar("_T")
 
@@ -117,8 +118,7 @@ class LedgerChanges:
 def prepare(database: sqlite3.Connection) -> None:
     """Create the tables, and the columns that those of an earlier version lack. Raises sqlite3.Error."""
     database.executescript(SCHEMA)
-    if "by_field" not in {name for _, name, *_ in database.execute("PRAGMA table_info(budget_elsewhere)")}:
-        database.execute("ALTER TABLE budget_elsewhere ADD COLUMN by_field TEXT")
+    add_missing_columns(database, "budget_elsewhere", {"by_field": "TEXT"})
 
 
 def write_changes(database: sqlite3.Connection, changes: LedgerChanges) -> None:
