@@ -53,11 +53,12 @@ class SharedSubjects:
     def take(self, scope: Scope) -> dict[Subject, float]:
         """The changed subjects of this scope, with the seconds until their next stage. They count as told."""
         taken, self._urgent = self._urgent, {}
-        if scope is not Scope.URGENT:
-            taken, self._waiting = {**self._waiting, **taken}, {}
-        self._told_now.update(taken)
-        if scope is not Scope.URGENT:
-            self._told_before_last, self._told_last, self._told_now = self._told_last, self._told_now, set()
+        if scope is Scope.URGENT:
+            self._told_now.update(taken)
+            return taken
+        taken, self._waiting = {**self._waiting, **taken}, {}
+        told = self._told_now | taken.keys()
+        self._told_before_last, self._told_last, self._told_now = self._told_last, told, set()
         return taken
 
     def clear(self) -> None:
