@@ -68,7 +68,7 @@ class Entry:
         """Whether the server has had a total of this proxy since the connection began."""
         return self.published != _NOT_PUBLISHED
 
-    def is_often(self, now: float) -> bool:
+    def is_read_often(self, now: float) -> bool:
         """Whether it is to be read in other rounds than its own, too."""
         return (self.is_unread or self.total.seconds < FAR_SECONDS) and now - self.active <= _IDLE_SECONDS
 
@@ -113,7 +113,7 @@ class Book:
         self._unpublished: list[dict[Entry, None]] = [{} for _ in range(ROUND_TICKS)]
         # By turn and round, and by turn alone those that are read in other rounds, too.
         self._active: list[list[dict[Entry, None]]] = [[{} for _ in range(FAR_ROUNDS)] for _ in range(ROUND_TICKS)]
-        self._often: list[dict[Entry, None]] = [{} for _ in range(ROUND_TICKS)]
+        self._read_often: list[dict[Entry, None]] = [{} for _ in range(ROUND_TICKS)]
         self._near: dict[Entry, None] = {}
         self._made = 0
 
@@ -133,8 +133,8 @@ class Book:
                 entry.near_until = now + _BEGIN_SECONDS
                 self._active[turn][entry.round][entry] = None
             entry.total, entry.active = total, now
-            if entry.is_unread or total.seconds < FAR_SECONDS:
-                self._often[turn][entry] = None
+            if entry.is_read_often(now):
+                self._read_often[turn][entry] = None
             if total.seconds < _NEAR_SECONDS:
                 entry.near_until = now + _NEAR_SECONDS / 2
             if entry.near_until > now:
@@ -177,7 +177,7 @@ class Book:
         for entries in self._entries.values():
             for known in entries.values():
                 known.published, known.is_unread = _NOT_PUBLISHED, True
-        for often, rounds in zip(self._often, self._active, strict=True):
+        for often, rounds in zip(self._read_often, self._active, strict=True):
             for active in rounds:
                 often |= active
         for total in totals:
@@ -191,10 +191,10 @@ class Book:
     def due_to_read(self, tick: int, now: float) -> list[Entry]:
         """What is to be read in this tick: of those whose turn it is, and of those that are near to a stage."""
         turn, number = tick % ROUND_TICKS, tick // ROUND_TICKS % FAR_ROUNDS
-        active, often = self._active[turn][number], self._often[turn]
+        active, often = self._active[turn][number], self._read_often[turn]
         for entry in [entry for entry in active if now - entry.active > _IDLE_SECONDS]:
             del active[entry]
-        for entry in [entry for entry in often if not entry.is_often(now)]:
+        for entry in [entry for entry in often if not entry.is_read_often(now)]:
             del often[entry]
         for entry in [entry for entry in self._near if entry.near_until <= now]:
             del self._near[entry]
@@ -216,7 +216,7 @@ class Book:
 
     def _forget(self, entry: Entry) -> None:
         turn = entry.turn
-        for entries in (self._unpublished[turn], self._near, self._often[turn], self._active[turn][entry.round]):
+        for entries in (self._unpublished[turn], self._near, self._read_often[turn], self._active[turn][entry.round]):
             entries.pop(entry, None)
 
     def refuse(self, name: bytes, now: float) -> None:

@@ -87,8 +87,8 @@ class Reports:
         """These were read at the time `at`, in seconds since the epoch; if `is_whole`, there are no others.
 
         `unreadable` ones are there, too, but whether they have changed is not known. Of a report that was there
-        before, only its own time tells how old it is. Once it changes, no clock of another host is needed. Where none
-        has changed, not even that of this proxy, the server may take none: nobody is known to be silent.
+        before, only its own time tells how old it is. Once it changes, no clock of another host is needed. If none has
+        changed, not even that of this proxy, the server may refuse all reports, so none counts as silent.
         """
         seen, self._seen = self._seen, {}
         is_news = not reports.items() <= {writer: before.report for writer, before in seen.items()}.items()

@@ -37,7 +37,7 @@ _NOTHING: Final = BelievedTotal(0, -math.inf, -math.inf)
 
 def kept(totals: Iterable[tuple[str, int]]) -> dict[str, BelievedTotal]:
     """What is believed of totals that an earlier instance has believed."""
-    return {proxy: BelievedTotal(total, -math.inf, -math.inf) for proxy, total in totals}
+    return {writer: BelievedTotal(total, -math.inf, -math.inf) for writer, total in totals}
 
 
 def first_believed(total: int, now: float, age: float, link: float, before: int = 0) -> BelievedTotal:

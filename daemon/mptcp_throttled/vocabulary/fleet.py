@@ -44,7 +44,7 @@ class OwnTotal(NamedTuple):
     """How many bytes a subject has used of a budget at this proxy in a period.
 
     It reaches its next stage in `seconds`; infinite while it carries nothing. `kept` is what an earlier instance has
-    believed of others, as in `Elsewhere`, if nothing was read of them since.
+    believed of others, as `Elsewhere.by_field`, if nothing was read of them since.
     """
 
     key: AccountKey
