@@ -61,18 +61,17 @@ class NetlinkSocket:
     """A socket of a netlink protocol (socket.NETLINK_...). All methods raise KernelError.
 
     With `groups`, a bit mask, it receives the notifications of these multicast groups that pass the `program`.
+    After a dump that was not read to its end, the next one opens the socket again: with the same port, in the network
+    namespace of that time, and without the groups of `join`.
     """
 
     def __init__(self, protocol: int, groups: int = 0, program: Sequence[Instruction] = ()) -> None:
+        self._protocol, self._groups, self._program = protocol, groups, program
         self._sequence = itertools.count(1)
-        with os_errors("open a netlink socket"), contextlib.ExitStack() as stack:
-            self._socket = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol))
-            for option in (_NETLINK_CAP_ACK, netlink.NETLINK_EXT_ACK):
-                self._socket.setsockopt(netlink.SOL_NETLINK, option, 1)
-            if program:
-                attach_filter(self._socket, program)
-            self._bind(groups)
-            stack.pop_all()
+        self._number = _PORT_NUMBERS[0]
+        self._is_dumping = False
+        with os_errors("open a netlink socket"):
+            self._socket = self._open()
 
     def __enter__(self) -> Self:
         return self
@@ -148,10 +147,14 @@ class NetlinkSocket:
     def stream(self, request: Request) -> Iterator[bytes]:
         """The payloads that the kernel answers with, as they arrive.
 
-        Raises DumpInterrupted at the end if all that was yielded is void: read it in `read_consistently`. Read to
-        the end: until then the kernel refuses the next dump of this socket (EBUSY).
+        Raises DumpInterrupted at the end if all that was yielded is void: read it in `read_consistently`.
         """
-        return self._answers(request, netlink.NLM_F_DUMP)
+        if self._is_dumping:
+            # The kernel would refuse this one (EBUSY) until the earlier one has been read.
+            with os_errors(request.what):
+                self._socket = self._open(instead_of=self._socket)
+        self._is_dumping = True
+        yield from self._answers(request, netlink.NLM_F_DUMP)
 
     def _answers(self, request: Request, flags: int) -> Iterator[bytes]:
         fault_point(request.what)
@@ -165,6 +168,8 @@ class NetlinkSocket:
                     if message.sequence != sequence:
                         continue  # the rest of an earlier answer
                     interrupted |= bool(message.flags & netlink.NLM_F_DUMP_INTR)
+                    if message.type == netlink.NLMSG_DONE:
+                        self._is_dumping = False
                     if message.type in {netlink.NLMSG_DONE, netlink.NLMSG_ERROR}:
                         # NLMSG_DONE too carries an error, if the dump ended early (netlink_dump_done, af_netlink.c).
                         number, explanation = status(message)
@@ -238,11 +243,26 @@ class NetlinkSocket:
                 received += self._receive(socket.MSG_DONTWAIT)
         return received
 
-    def _bind(self, groups: int) -> None:
-        """Take a netlink port that pyroute2 does not count on."""
-        for number in _PORT_NUMBERS:
+    def _open(self, instead_of: socket.socket | None = None) -> socket.socket:
+        with contextlib.ExitStack() as stack:
+            opened = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, self._protocol))
+            for option in (_NETLINK_CAP_ACK, netlink.NETLINK_EXT_ACK):
+                opened.setsockopt(netlink.SOL_NETLINK, option, 1)
+            if self._program:
+                attach_filter(opened, self._program)
+            if instead_of is not None:
+                instead_of.close()
+            self._bind(opened)
+            stack.pop_all()
+            return opened
+
+    def _bind(self, opened: socket.socket) -> None:
+        """Take the port of before, or one that pyroute2 does not count on."""
+        for number in (self._number, *_PORT_NUMBERS):
             with contextlib.suppress(OSError):
-                return self._socket.bind((os.getpid() | number << _PID_BITS, groups))
+                opened.bind((os.getpid() | number << _PID_BITS, self._groups))
+                self._number = number
+                return
         raise OSError(errno.EADDRINUSE, "no free netlink port")
 
 

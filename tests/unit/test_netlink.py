@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from struct import pack as pack_struct
 from struct import unpack
 from typing import Final, Self
@@ -28,13 +29,14 @@ from mptcp_sniffer import kernel_list
 from mptcp_sniffer.kernel_list import KernelListUnavailable, list_subflows
 from mptcp_throttle.linux import netlink_socket
 from mptcp_throttle.linux.cbpf import RET, Line, assemble
-from mptcp_throttle.linux.inet_diag import ESTABLISHED, InetDiag
+from mptcp_throttle.linux.inet_diag import ESTABLISHED, LISTEN, InetDiag
 from mptcp_throttle.linux.kernel_error import KernelError, set_faults
 from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, nested, pack, status
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request, read_consistently
 from mptcp_throttle.ports import Ports
 
 CLOSE_WAIT, LAST_ACK = 8, 9  # include/net/tcp_states.h
+SO_DETACH_FILTER: Final = 27  # include/uapi/asm-generic/socket.h
 ENTRY: Final = 20  # the type of the messages in a dump
 DUMP: Final = Request("list", ENTRY, 0, b"")
 Reply = Callable[[Sequence[int]], list[bytes]]
@@ -196,6 +198,27 @@ def test_dump_without_an_answer_ends(silent: NetlinkSocket) -> None:
     assert str(refusal.value) == NO_ANSWER
     with pytest.raises(KernelError):
         silent.get(LINKS)
+
+
+def test_dump_after_one_without_an_answer_works(silent: NetlinkSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KernelError, match="ETIMEDOUT"):
+        silent.dump(LINKS)
+    monkeypatch.setattr(netlink_socket, "attach_filter", lambda *_: None)
+    with socket.socket(fileno=os.dup(silent.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+    assert silent.dump(LINKS)
+
+
+def test_dump_after_one_not_read_to_its_end_has_all_and_the_same_port() -> None:
+    with ExitStack() as stack:
+        # More than the kernel sends before anything is read.
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(300)]
+        diag = stack.enter_context(InetDiag())
+        port = diag.port
+        next(diag.sockets(LISTEN, ()))
+        listed = {each.local_port for each in diag.sockets(LISTEN, ())}
+        assert listed >= {listener.getsockname()[1] for listener in listeners}
+        assert diag.port == port
 
 
 def test_changes_without_an_answer_are_refused(silent: NetlinkSocket) -> None:
