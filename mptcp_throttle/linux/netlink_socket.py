@@ -23,6 +23,9 @@ from mptcp_throttle.linux.netlink_codec import Message, messages, pack, status
 
 T = TypeVar("T")
 
+ANSWER_SECONDS: Final = 5.0
+"""The kernel answers before the call that sends the request returns. What has not come by then was dropped."""
+
 _NETLINK_ADD_MEMBERSHIP, _NETLINK_CAP_ACK = 1, 10  # include/uapi/linux/netlink.h; pyroute2 has no names for them
 # An answer takes some 800 bytes of the receive buffer, of which there are 212 992 (net.core.rmem_default).
 _BATCH: Final = 64
@@ -33,8 +36,6 @@ _RECEIVE_BYTES: Final = 2**18  # no datagram is longer: netlink_recvmsg and netl
 _SEND_BYTES: Final = 100_000  # what fits into the send buffer (net.core.wmem_default) with the kernel's overhead
 _SO_SNDBUFFORCE: Final = 32  # include/uapi/asm-generic/socket.h
 _DUMP_ATTEMPTS: Final = 5
-_ANSWER_SECONDS: Final = 5.0
-"""The kernel answers before the call that sends the request returns. What has not come by then was dropped."""
 _DONE: Final = (0, "")  # no error number, no explanation
 
 
@@ -228,8 +229,8 @@ class NetlinkSocket:
             return self._receive(socket.MSG_DONTWAIT)
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
-        if not waiting.poll(1000 * _ANSWER_SECONDS):
-            raise KernelError(what, errno.ETIMEDOUT, f"the kernel has not answered for {_ANSWER_SECONDS:g} s")
+        if not waiting.poll(1000 * ANSWER_SECONDS):
+            raise KernelError(what, errno.ETIMEDOUT, f"the kernel has not answered for {ANSWER_SECONDS:g} s")
         return self._receive()
 
     def _receive(self, flags: int = 0) -> Iterator[Message]:

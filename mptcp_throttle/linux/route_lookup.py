@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import ExitStack
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, if_indextoname, if_nameindex
 from typing import Final, Self
@@ -10,6 +11,7 @@ from typing import Final, Self
 from pyroute2 import IPRoute
 
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
+from mptcp_throttle.linux.timed_pyroute2 import timed
 from mptcp_throttle.model import Address
 
 _FAMILIES: Final = {4: AF_INET, 6: AF_INET6}
@@ -24,14 +26,15 @@ class RouteLookup:
     """Looks up routes in this network namespace; that needs no rights. All methods raise KernelError."""
 
     def __init__(self) -> None:
-        with netlink_call("open a netlink socket"):
-            self._ip = IPRoute()
+        with netlink_call("open a netlink socket"), ExitStack() as stack:
+            self._ip = stack.enter_context(timed(IPRoute))
+            self._opened = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ip.close()
+        self._opened.close()
 
     def address_of(self, interface: str, ip_version: int) -> Address | None:
         """The first address of an interface that is not for its link alone; None if it has none, or does not exist."""

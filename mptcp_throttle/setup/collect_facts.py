@@ -25,6 +25,7 @@ from mptcp_throttle.linux.link_header import link_header_of
 from mptcp_throttle.linux.netlink_socket import read_consistently
 from mptcp_throttle.linux.qdisc_kinds import seen_qdiscs
 from mptcp_throttle.linux.route_lookup import RouteLookup
+from mptcp_throttle.linux.timed_pyroute2 import timed
 from mptcp_throttle.model import Address
 from mptcp_throttle.packet_rules import IPTABLES_SAVE, LEGACY_SAVE, NFT_LIST
 from mptcp_throttle.programs import ProgramFailed, output_of
@@ -65,7 +66,7 @@ _FIREWALLD: Final = "firewalld"
 def collect_facts() -> HostFacts:
     """What is known about this host. Raises KernelError."""
     listeners = _read_listeners()
-    with netlink_call("ip route, ip address, tc qdisc"), IPRoute() as ip:
+    with netlink_call("ip route, ip address, tc qdisc"), timed(IPRoute) as ip:
         links = list(ip.get_links())
         interfaces, default_routes = tuple(_interfaces(ip, links)), tuple(_default_routes(ip, links))
     saved = dict(_saved_rules())
@@ -203,7 +204,7 @@ def _translations(saved: Mapping[str, str], own: Collection[Address]) -> Iterato
 
 def read_translations() -> tuple[Translation, ...]:
     """The rules that send connections from other hosts elsewhere. Raises KernelError."""
-    with netlink_call("ip address"), IPRoute() as ip:
+    with netlink_call("ip address"), timed(IPRoute) as ip:
         interfaces = list(_interfaces(ip, list(ip.get_links())))
     own = {address for interface in interfaces for address in interface.addresses}
     return tuple(_translations(dict(_saved_rules()), own))

@@ -5,23 +5,24 @@ Unlike segments they cannot be forged. The kernel reports when it had to drop ev
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
 
-from pyroute2 import GenericNetlinkSocket
-from pyroute2.netlink import NETLINK_GENERIC, genlmsg
-from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink import NETLINK_GENERIC
+from pyroute2.netlink.generic.mptcp import MPTCP
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
 from mptcp_throttle.linux import cbpf
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, jump_by_port
 from mptcp_throttle.linux.inet_diag import unmapped
-from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors
+from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors, netlink_call
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket
+from mptcp_throttle.linux.timed_pyroute2 import timed
 from mptcp_throttle.model import Token
 from mptcp_throttle.ports import Ports
 
@@ -74,12 +75,12 @@ class KernelEvents(NetlinkSocket):
 
 
 def _group() -> int:
-    try:
-        with GenericNetlinkSocket() as generic:
-            generic.bind("mptcp_pm", genlmsg)
-            return int(generic.mcast_groups["mptcp_pm_events"])
-    except (OSError, NetlinkError, KeyError) as error:
-        raise KernelError("look for mptcp_pm_events", getattr(error, "code", 0) or 2, str(error)) from error
+    what = "look for mptcp_pm_events"
+    with netlink_call(what), timed(MPTCP) as path_manager:
+        group: int | None = path_manager.mcast_groups.get("mptcp_pm_events")
+    if group is None:
+        raise KernelError(what, errno.ENOENT)
+    return group
 
 
 def _event_filter(ports: Ports) -> tuple[Instruction, ...]:

@@ -108,7 +108,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedKernel]:
     kernel = RecordedKernel(event)
     monkeypatch.setattr(socket, "socket", kernel)
     monkeypatch.setattr(netlink_socket, "itertools", SimpleNamespace(count=repeat))
-    monkeypatch.setattr(netlink_socket, "_ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(netlink_socket, "ANSWER_SECONDS", 0.0)
     monkeypatch.setattr(kernel_list, "missing_capabilities", lambda **_: [])
     yield kernel
     os.close(event)

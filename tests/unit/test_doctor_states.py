@@ -323,7 +323,7 @@ class Links:
 
 def with_root(host: Examined, kind: str) -> None:
     tree = (SeenQdisc(kind, 0x8001_0000, TC_H_ROOT),)
-    host.reads(kernel_checks, IPRoute=Links, seen_qdiscs=lambda _: {7: tree})
+    host.reads(kernel_checks, timed=lambda _: Links(), seen_qdiscs=lambda _: {7: tree})
 
 
 def qdisc_that_cannot_be_restored(host: Examined, is_well: bool) -> None:

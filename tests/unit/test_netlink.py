@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from struct import pack as pack_struct
 from struct import unpack
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroute2 import GenericNetlinkSocket, IPRoute
 from pyroute2.netlink import (
     NLM_F_ACK,
     NLM_F_ACK_TLVS,
@@ -22,20 +23,23 @@ from pyroute2.netlink import (
     NLM_F_MULTI,
     NLMSG_DONE,
     NLMSG_ERROR,
+    genlmsg,
 )
 from pyroute2.netlink.rtnl import RTM_GETLINK
 
 from mptcp_sniffer import kernel_list
 from mptcp_sniffer.kernel_list import KernelListUnavailable, list_subflows
-from mptcp_throttle.linux import netlink_socket
-from mptcp_throttle.linux.cbpf import RET, Line, assemble
+from mptcp_throttle.linux import netlink_socket, timed_pyroute2
+from mptcp_throttle.linux.cbpf import RET, Line, assemble, attach_filter
 from mptcp_throttle.linux.inet_diag import ESTABLISHED, LISTEN, InetDiag
-from mptcp_throttle.linux.kernel_error import KernelError, set_faults
+from mptcp_throttle.linux.kernel_error import KernelError, netlink_call, set_faults
 from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, nested, pack, status
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request, read_consistently
+from mptcp_throttle.linux.timed_pyroute2 import timed
 from mptcp_throttle.ports import Ports
 
 CLOSE_WAIT, LAST_ACK = 8, 9  # include/net/tcp_states.h
+DROPS_ALL: Final = assemble([Line(RET, 0)])
 SO_DETACH_FILTER: Final = 27  # include/uapi/asm-generic/socket.h
 ENTRY: Final = 20  # the type of the messages in a dump
 DUMP: Final = Request("list", ENTRY, 0, b"")
@@ -183,8 +187,8 @@ def test_dump_with_a_message_of_length_zero_is_refused(answer: Answer) -> None:
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[NetlinkSocket]:
     """A true socket that no answer of the kernel reaches: its filter drops all."""
-    monkeypatch.setattr(netlink_socket, "_ANSWER_SECONDS", 0.1)
-    with NetlinkSocket(socket.NETLINK_ROUTE, program=assemble([Line(RET, 0)])) as opened:
+    monkeypatch.setattr(netlink_socket, "ANSWER_SECONDS", 0.1)
+    with NetlinkSocket(socket.NETLINK_ROUTE, program=DROPS_ALL) as opened:
         yield opened
 
 
@@ -219,6 +223,26 @@ def test_dump_after_one_not_read_to_its_end_has_all_and_the_same_port() -> None:
         listed = {each.local_port for each in diag.sockets(LISTEN, ())}
         assert listed >= {listener.getsockname()[1] for listener in listeners}
         assert diag.port == port
+
+
+@pytest.mark.parametrize(
+    ("kind", "ask"),
+    [
+        (IPRoute, lambda opened: list(opened.get_links())),
+        (IPRoute, lambda opened: opened.route("get", dst="127.0.0.1")),
+        (GenericNetlinkSocket, lambda opened: opened.bind("nlctrl", genlmsg)),
+    ],
+    ids=["dump", "get", "generic"],
+)
+def test_request_of_pyroute2_without_an_answer_ends(
+    kind: type[Any], ask: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed_pyroute2, "ANSWER_SECONDS", 0.1)
+    with timed(kind) as opened:
+        with socket.socket(fileno=os.dup(opened.fileno())) as same:
+            attach_filter(same, DROPS_ALL)
+        with pytest.raises(KernelError, match=r"^ask: ETIMEDOUT$"), netlink_call("ask"):
+            ask(opened)
 
 
 def test_changes_without_an_answer_are_refused(silent: NetlinkSocket) -> None:

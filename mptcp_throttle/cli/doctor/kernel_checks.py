@@ -19,6 +19,7 @@ from mptcp_throttle.findings import Finding, Host, note, of_the_proxy, or_ok
 from mptcp_throttle.linux.adjtimex import is_clock_synchronised
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, is_own, kind_in_the_way, lost_beside_htb, seen_qdiscs
+from mptcp_throttle.linux.timed_pyroute2 import timed
 from mptcp_throttle.model import BackEnd, ClassifierKind
 
 _INTERFACES: Final = Path("/sys/class/net")
@@ -192,7 +193,7 @@ def judge_unknown_joins(first: JoinCounts, last: JoinCounts, own: Sequence[str])
 
 def read_announced() -> list[Announced]:
     """What this network namespace announces to clients. Needs CAP_NET_ADMIN. Raises KernelError."""
-    with netlink_call("ip mptcp endpoint"), MPTCP() as path_manager:
+    with netlink_call("ip mptcp endpoint"), timed(MPTCP) as path_manager:
         endpoints = [answer.get_attr("MPTCP_PM_ATTR_ADDR") for answer in path_manager.endpoint("show")]
     return [
         Announced(
@@ -206,7 +207,7 @@ def read_announced() -> list[Announced]:
 
 def receives_events() -> bool:
     """Whether a program in this network namespace receives the events of MPTCP. Raises KernelError."""
-    with netlink_call("look for mptcp_pm_events"), MPTCP() as path_manager:
+    with netlink_call("look for mptcp_pm_events"), timed(MPTCP) as path_manager:
         group = 1 << (path_manager.mcast_groups["mptcp_pm_events"] - 1)
     _, *sockets = (line.split() for line in _NETLINK_SOCKETS.read_text(encoding="ascii").splitlines())
     return any(protocol == _NETLINK_GENERIC and int(groups, 16) & group for _, protocol, _, groups, *_ in sockets)
@@ -214,7 +215,7 @@ def receives_events() -> bool:
 
 def read_limits() -> Limits:
     """The limits of this network namespace; reading them needs no rights. Raises KernelError."""
-    with netlink_call("ip mptcp limits"), MPTCP() as path_manager:
+    with netlink_call("ip mptcp limits"), timed(MPTCP) as path_manager:
         (answer,) = path_manager.limits("show")
     return Limits(answer.get_attr("MPTCP_PM_ATTR_SUBFLOWS"), answer.get_attr("MPTCP_PM_ATTR_RCV_ADD_ADDRS"))
 
@@ -303,7 +304,7 @@ def root_qdiscs(host: Host) -> Iterator[Finding]:
         yield Finding("root qdisc", remark="is that of Open vSwitch: daemon.backend is ovs")
         return
     try:
-        with netlink_call("tc qdisc show"), IPRoute() as ip:
+        with netlink_call("tc qdisc show"), timed(IPRoute) as ip:
             indices = {link.get_attr("IFLA_IFNAME"): link["index"] for link in ip.get_links()}
             trees = seen_qdiscs(ip)
     except KernelError as error:
