@@ -105,8 +105,8 @@ class Bundle:
         return bundle
 
 
-def digest_of(files: Mapping[str, str]) -> str:
-    """The SHA-256 of the files with their names, in hexadecimal digits."""
+def digest_of(files: Mapping[str, str | None]) -> str:
+    """The SHA-256 of the files with their names, in hexadecimal digits; with None, it is that of no policy."""
     return hashlib.sha256(_canonical(dict(files))).hexdigest()
 
 

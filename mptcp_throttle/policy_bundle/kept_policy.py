@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,13 +25,17 @@ from mptcp_throttle.policy_bundle.bundle import (
     NETWORKS,
     Bundle,
     PolicyVersion,
+    changed_files,
     digest_of,
+    file_name_problem,
 )
 
 _CURRENT: Final = "current"
 _STAGED: Final = "staged"
 _REPLACED: Final = "replaced"
 _DESCRIPTION: Final = "policy.json"
+_DIGESTS: Final = "digests.json"
+"""The digest of each file, which only names the one that differs: policies adopted by earlier builds have none."""
 _MOST_BYTES: Final = 10_000
 _WRITERS: Final = 16
 """File systems with a journal make one entry of what several threads wait for: ten times as fast, with many devices."""
@@ -121,6 +125,8 @@ class PolicyDirectory:
         with ThreadPoolExecutor(_WRITERS) as pool:
             paths = [kept.directory / name for name in bundle.files]
             list(pool.map(_write, paths, bundle.files.values()))
+        digests = {name: digest_of({name: text}) for name, text in bundle.files.items()}
+        _write(kept.directory / _DIGESTS, json.dumps(digests))
         description = {**asdict(kept.version), "fleet": kept.fleet, "adopted_at": kept.adopted_at}
         _write(kept.directory / _DESCRIPTION, json.dumps(description))
         for directory in (*(kept.directory / folder for folder in folders), kept.directory):
@@ -197,19 +203,41 @@ def read_kept(directory: Path, fleet: str) -> KeptPolicy:
 
 def require_as_signed(policy: KeptPolicy) -> None:
     """Raise ConfigError unless the files of a policy are those of its digest, all of them and no others."""
-    if _digest_of_files(policy) != policy.version.digest:
-        problem = "digest: is not that of the files beside it; allowed: files as they were signed"
-        raise ConfigError([f"{policy.directory / _DESCRIPTION}: {problem}"])
+    files = _files_of(policy)
+    if digest_of(files) != policy.version.digest:
+        changes = _changes(policy, files)
+        problem = first_of(changes) if changes else f"{_DESCRIPTION}: digest: is not that of the files beside it"
+        raise ConfigError([f"{policy.directory / problem}; allowed: files as they were signed"])
 
 
-def _digest_of_files(policy: KeptPolicy) -> str | None:
-    """The digest of what is in a policy's directory, but for hidden files, which nothing reads; None: it has none."""
-    folders = (folder for folder in (policy.networks, policy.clients) if folder.exists())
+def _files_of(policy: KeptPolicy) -> dict[str, str | None]:
+    """What is in a policy's directory, but for hidden files, which nothing reads; None: it cannot be read."""
+    files = dict[str, str | None]()
+    for folder in (policy.networks, policy.clients):
+        with suppress(OSError):
+            for path in folder.iterdir():
+                if not path.name.startswith("."):
+                    # A name that a policy can have stays as it is.
+                    files[f"{folder.name}/{path.name.encode('unicode_escape').decode()}"] = _text_of(path)
+    return files
+
+
+def _text_of(path: Path) -> str | None:
     try:
-        paths = [path for folder in folders for path in folder.iterdir() if not path.name.startswith(".")]
-        return digest_of({f"{path.parent.name}/{path.name}": read_text_file(path, MAX_ENCODED) for path in paths})
-    except (OSError, ValueError):
+        return read_text_file(path, MAX_ENCODED)
+    except ValueError:
         return None
+
+
+def _changes(policy: KeptPolicy, files: Mapping[str, str | None]) -> list[str]:
+    """What has become of files since they were written; empty if that is not known."""
+    try:
+        written = json.loads(read_text_file(policy.directory / _DIGESTS, MAX_ENCODED))
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(written, dict) or any(map(file_name_problem, written)):
+        return []
+    return list(changed_files(written, {name: digest_of({name: text}) for name, text in files.items()}))
 
 
 def in_policy(directory: Path, problems: Sequence[str]) -> str:

@@ -586,7 +586,8 @@ class Damage:
             path.write_bytes(self.content)
 
 
-NOT_AS_SIGNED: Final = "policy.json: digest: is not that of the files beside it; allowed: files as they were signed"
+AS_SIGNED: Final = "; allowed: files as they were signed"
+NOT_AS_SIGNED: Final = f"policy.json: digest: is not that of the files beside it{AS_SIGNED}"
 DAMAGES: Final = {
     **{f"description-{n}": Damage("policy.json", text.encode(), "policy.json: ") for n, text in enumerate(DAMAGED)},
     "no description": Damage("policy.json", None, "policy.json: cannot be read: No such file or directory"),
@@ -595,14 +596,17 @@ DAMAGES: Final = {
     "empty": Damage("networks.d/lte.yaml", b"", "networks.d/lte.yaml: is empty; allowed: "),
     "no text": Damage("clients.d/phone.yaml", b"\xff\xfe", "clients.d/phone.yaml: is not UTF-8 text (byte 0)"),
     "device": Damage("clients.d/phone.yaml", b"name: phone\n", "clients.d/phone.yaml:"),
-    "other rate": Damage("networks.d/lte.yaml", LTE.replace("1mbit", "99mbit").encode(), NOT_AS_SIGNED),
-    "other ends of lines": Damage("clients.d/phone.yaml", PHONE.replace("\n", "\r\n").encode(), NOT_AS_SIGNED),
+    "other rate": Damage(
+        "networks.d/lte.yaml", LTE.replace("1mbit", "99mbit").encode(), f"networks.d/lte.yaml: changed{AS_SIGNED}"
+    ),
+    "other ends of lines": Damage(
+        "clients.d/phone.yaml", PHONE.replace("\n", "\r\n").encode(), f"clients.d/phone.yaml: changed{AS_SIGNED}"
+    ),
     "no network": Damage("networks.d/wifi.yaml", None, "networks.d/lte.yaml:4: cap: "),
-    "no device": Damage("clients.d/phone.yaml", None, NOT_AS_SIGNED),
-    "one more network": Damage("networks.d/local.yaml", LOCAL.encode(), NOT_AS_SIGNED),
-    "one more file": Damage("networks.d/lte.txt", b"", NOT_AS_SIGNED),
-    "a name of no policy": Damage("networks.d/lte.yaml~", b"\xff", NOT_AS_SIGNED),
-    "one more without text": Damage("networks.d/lte.txt", b"\xff", NOT_AS_SIGNED),
+    "no device": Damage("clients.d/phone.yaml", None, f"clients.d/phone.yaml: removed{AS_SIGNED}"),
+    "one more network": Damage("networks.d/local.yaml", LOCAL.encode(), f"networks.d/local.yaml: new{AS_SIGNED}"),
+    "one more file": Damage("networks.d/lte.txt", b"", f"networks.d/lte.txt: new{AS_SIGNED}"),
+    "one more without text": Damage("networks.d/lte.txt", b"\xff", f"networks.d/lte.txt: new{AS_SIGNED}"),
     "no networks": Damage("networks.d", None, "networks.d: cannot be read: No such file or directory"),
     "no files": Damage("", None, "policy.json: cannot be read: No such file or directory"),
 }
@@ -755,7 +759,46 @@ def test_file_of_subnets_that_has_changed_is_found(proxy: Proxy) -> None:
     proxy.step()
     (proxy.directory / "policy/europe.5/networks.d/lte.txt").write_text("10.1.0.0/16\n")
     proxy.start()
-    assert proxy.config.policy_problem == f"policy 5: {NOT_AS_SIGNED}; local files are used instead"
+    problem = f"policy 5: networks.d/lte.txt: changed{AS_SIGNED}; local files are used instead"
+    assert proxy.config.policy_problem == problem
+
+
+@pytest.mark.parametrize(("name", "said"), [("lte.yaml~", "lte.yaml~"), (os.fsdecode(b"\xff\n"), r"\udcff\n")])
+def test_added_file_with_a_name_of_no_policy_is_named_on_the_proxy_alone(proxy: Proxy, name: str, said: str) -> None:
+    adopted(proxy, 4)
+    (proxy.directory / "policy/europe.4/networks.d" / name).write_bytes(b"\xff")
+    proxy.start()
+    problem = f"policy 4: networks.d/{said}: new{AS_SIGNED}; local files are used instead"
+    assert proxy.adoption.status()["problem"] == problem
+    announced = f"policy 4: networks.d/{said}: the log of this proxy says why"
+    assert proxy.adoption.announcement().problem == announced
+
+
+def test_of_several_files_that_differ_the_first_is_named(proxy: Proxy) -> None:
+    adopted(proxy, 4)
+    for name in ("other rate", "no device", "one more file"):
+        DAMAGES[name].do(proxy, 4)
+    proxy.start()
+    problem = f"policy 4: clients.d/phone.yaml: removed and 2 more{AS_SIGNED}; local files are used instead"
+    assert proxy.config.policy_problem == problem
+
+
+@pytest.mark.parametrize("digests", [None, "", "[]", '{"\\n": ""}', "[" * 100_000], ids=range(5))
+def test_file_that_differs_is_not_named_where_an_earlier_build_wrote_it(proxy: Proxy, digests: str | None) -> None:
+    """Or where the file that tells is damaged."""
+    adopted(proxy, 4)
+    Damage("digests.json", None if digests is None else digests.encode(), "").do(proxy, 4)
+    DAMAGES["other rate"].do(proxy, 4)
+    proxy.start()
+    assert proxy.config.policy_problem == f"policy 4: {NOT_AS_SIGNED}; local files are used instead"
+
+
+def test_digest_of_a_policy_that_has_changed_itself_is_named(proxy: Proxy) -> None:
+    adopted(proxy, 4)
+    path, digest = proxy.directory / "policy/europe.4/policy.json", bundle(4, "4mbit").described.digest
+    path.write_text(path.read_text().replace(digest, digest[::-1]))
+    proxy.start()
+    assert proxy.config.policy_problem == f"policy 4: {NOT_AS_SIGNED}; local files are used instead"
 
 
 def test_loss_of_a_file_that_makes_another_one_invalid_is_named_too(proxy: Proxy) -> None:
@@ -765,7 +808,7 @@ def test_loss_of_a_file_that_makes_another_one_invalid_is_named_too(proxy: Proxy
     invalid, not_as_signed = proxy.reload()["problems"]
     kept = proxy.directory / "policy/europe.4"
     assert invalid.startswith(f"{kept}/networks.d/lte.yaml:4: cap: ")
-    assert not_as_signed == f"{kept}/{NOT_AS_SIGNED}"
+    assert not_as_signed == f"{kept}/networks.d/wifi.yaml: removed{AS_SIGNED}"
 
 
 def test_hidden_files_beside_those_of_a_policy_are_not_damage(proxy: Proxy) -> None:
@@ -791,7 +834,7 @@ def test_policy_and_local_files_that_are_both_damaged_are_both_named(proxy: Prox
     with pytest.raises(ConfigError) as error:
         load_config(proxy.path)
     named = [problem.partition(":")[0] for problem in error.value.problems]
-    paths = "policy/europe.4/networks.d/lte.yaml", "policy/europe.4/policy.json", "networks.d/local.yaml"
+    paths = "policy/europe.4/networks.d/lte.yaml", "policy/europe.4/networks.d/lte.yaml", "networks.d/local.yaml"
     assert named == [str(proxy.directory / path) for path in paths]
 
 
