@@ -14,6 +14,9 @@ from mptcp_throttle.config.yaml_file import KeyPath, dotted
 from mptcp_throttle.errors import ConfigError, shown
 from mptcp_throttle.units import Rate, not_decimal, parse_duration
 
+NAME_PATTERN: Final = "[a-z0-9][a-z0-9_-]{0,31}"
+"""The name of an access network or of a proxy, as a regular expression."""
+
 _MAPPING: Final = "allowed: lines of the form `option: value`"
 _NOT_A_MAPPING: Final = frozenset({"model_type", "dict_type"})
 
@@ -87,7 +90,7 @@ def text_that(is_allowed: Callable[[str], object], allowed: str) -> PlainValidat
 
 def is_name(text: str) -> bool:
     """Whether it can be the name of an access network or of a proxy."""
-    return re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", text) is not None
+    return re.fullmatch(NAME_PATTERN, text) is not None
 
 
 def list_of(noun: str, most: int, least: int = 1) -> BeforeValidator:

@@ -19,7 +19,7 @@ from mptcp_throttle.valkey.server import Credentials, Server, ServerUrl
 from mptcp_throttled.fleet.exchange import ExchangeError, ReadRefused, ReadReports, Totals, WriteRefused
 from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES
 from mptcp_throttled.fleet.reports import MOST_CHARACTERS, Report
-from mptcp_throttled.vocabulary.fleet import proxy_of
+from mptcp_throttled.vocabulary.fleet import FIELD_PATTERN, proxy_of
 
 _Value = TypeVar("_Value")
 
@@ -47,9 +47,9 @@ _TOO_MANY_FIELDS: Final = b"has too many fields"
 _EMPTY: Final = b"*0\r\n"
 _ONE_FIELD: Final = b"*2\r\n"
 _SCANNED: Final = b"*2\r\n$1\r\n0\r\n"
-_FIELD: Final = rb"\$\d\d\r\n[a-z0-9][a-z0-9_-]{0,31}\.[0-9a-f]{8}\r\n"
 _NUMBER: Final = re.compile(rb"\*(\d{1,4})\r\n")
-_HASH: Final = re.compile(rb"\*\d{1,3}\r\n(?:" + _FIELD + rb"\$\d\d?\r\n\d{1,18}\r\n)*")
+_FIELD_AND_TOTAL: Final = rb"\$\d\d\r\n%b\r\n\$\d\d?\r\n\d{1,18}\r\n" % FIELD_PATTERN.encode()
+_HASH: Final = re.compile(rb"\*\d{1,3}\r\n(?:%b)*" % _FIELD_AND_TOTAL)
 # The server is a replica, or takes no writes for another reason that another server may not have.
 _ELSEWHERE: Final = frozenset({"READONLY", "MASTERDOWN", "LOADING", "NOREPLICAS"})
 

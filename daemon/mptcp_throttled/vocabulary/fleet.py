@@ -9,6 +9,7 @@ from enum import Enum, StrEnum, auto
 from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
+from mptcp_throttle.config.validation import NAME_PATTERN
 from mptcp_throttle.model import Address, Direction
 from mptcp_throttle.periods import Period
 from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
@@ -16,15 +17,15 @@ from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
 FAR_SECONDS: Final = 256.0
 """A subject that reaches its next stage later than this, at its present rate, is far from it."""
 
-_FIELD: Final = re.compile(r"([a-z0-9][a-z0-9_-]{0,31})\.[0-9a-f]{8}")
+FIELD_PATTERN: Final = NAME_PATTERN + r"\.[0-9a-f]{8}"
+"""The field of a proxy (`fleet/keys.py`), as a regular expression."""
 
 
 def proxy_of(field: str) -> str:
-    """The name of the proxy that writes a field (`fleet/keys.py`). Raises ValueError if none writes such a field."""
-    match = _FIELD.fullmatch(field)
-    if match is None:
+    """The name of the proxy that writes a field. Raises ValueError if none writes such a field."""
+    if re.fullmatch(FIELD_PATTERN, field) is None:
         raise ValueError("no field of a proxy")
-    return match[1]
+    return field.rpartition(".")[0]
 
 
 class Scope(Enum):
