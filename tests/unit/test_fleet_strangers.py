@@ -276,7 +276,7 @@ def test_names_of_nobody_hide_no_proxy_that_is_known(hashes: Hashes, proxies: li
 
 
 def test_names_of_strangers_in_list_and_hash_hide_no_total(hashes: Hashes, proxies: list[Proxy]) -> None:
-    """More fields than a hash may have are then of writers that this proxy knows, or has believed."""
+    """More fields than a hash may have are then those that this proxy knows, or has believed."""
     first, second = proxies
     report = hashes[PROXIES][second.field.encode()]
     believed, listed = ([b"%b.%08x" % (name, n) for n in range(MAX_FIELDS - 2)] for name in (b"a", b"b"))

@@ -212,9 +212,9 @@ def _use(used: object, without_mptcp: object) -> Use:
 
 
 def _elsewhere(used: object, by_field: str | None) -> Elsewhere:
-    totals = tuple((writer, _bytes(total)) for writer, total in json.loads(by_field or "[]"))
-    for writer, _ in totals:
-        proxy_of(writer)
+    totals = tuple((name, _bytes(total)) for name, total in json.loads(by_field or "[]"))
+    for name, _ in totals:
+        proxy_of(name)
     return Elsewhere(_bytes(used), by_field=totals)
 
 

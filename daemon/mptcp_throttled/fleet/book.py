@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from mptcp_throttled.fleet.keys import MAX_FIELDS
@@ -39,7 +39,7 @@ _NOT_PUBLISHED: Final = -1
 _NOTHING: Final = Elsewhere()
 
 
-@dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class Entry:
     """A subject of a budget in a period; times are in monotonic seconds.
 
@@ -59,7 +59,7 @@ class Entry:
     content: bytes = b""
     is_settled: bool = True
     is_unread: bool = True
-    believed: Mapping[str, BelievedTotal] = field(default_factory=dict)
+    believed: Mapping[str, BelievedTotal] = dataclasses.field(default_factory=dict)
     elsewhere: Elsewhere = _NOTHING
     grown: float = -math.inf
 
@@ -78,14 +78,14 @@ class Entry:
 
     def fields(self, known: Mapping[str, object]) -> tuple[str, ...]:
         """What to read of its hash: the fields of `known` proxies, and of others those whose totals count most."""
-        absent = sorted(self.believed.keys() - known.keys(), key=lambda writer: (-self.believed[writer].total, writer))
+        absent = sorted(self.believed.keys() - known.keys(), key=lambda field: (-self.believed[field].total, field))
         return (*known, *absent[:MAX_FIELDS])
 
     def believe(self, totals: Mapping[str, int], now: float, age: float, link: float) -> None:
         """Take in what was read of the other proxies, as `merged`."""
         self.believed = merged(self.believed, totals, now, age, link)
         self.is_settled = is_settled(self.believed, totals)
-        by_field = tuple((writer, each.total) for writer, each in self.believed.items())
+        by_field = tuple((field, each.total) for field, each in self.believed.items())
         before, used = self.elsewhere, sum(total for _, total in by_field)
         rate = (used - before.used) / (now - self.grown) if now > self.grown else 0.0
         is_first = math.isinf(self.grown)

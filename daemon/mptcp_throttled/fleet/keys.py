@@ -1,7 +1,7 @@
 """The names under which totals are at the server, and the field that each proxy writes there.
 
-There is one hash for each budget, client and period: its fields are proxies. No command names two of them, so a cluster
-can spread them.
+There is one hash for each budget, client and period: each proxy writes one field of it. No command names two hashes, so
+a cluster can spread them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def name_of(total: OwnTotal, secret: bytes | None) -> bytes:
 
 
 def field_of(proxy: str, ledger: str) -> str:
-    """What a proxy writes in a hash: its name, and the identifier of its ledger.
+    """The field that a proxy writes in each hash: its name, and the identifier of its ledger.
 
     A ledger that is lost begins with another identifier. What the lost one has published stays, and counts.
     """

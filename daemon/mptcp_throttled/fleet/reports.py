@@ -65,13 +65,13 @@ class _Seen(NamedTuple):
 class Reports:
     """The last report of each proxy, by its field. For one thread; `now` is in monotonic seconds.
 
-    Of more than `MAX_FIELDS`, those that were heard last. `writers` are the fields that may be in hashes of totals: of
-    all proxies that were in the list, also of those that have left it. A new one among `MAX_FIELDS` takes the place of
-    one that has been missing for `GONE_SECONDS`, or none: invented names must not push out those of real proxies.
+    Of more than `MAX_FIELDS`, those that were heard last. `known` are the fields that may be in hashes of totals: all
+    that were in the list, also those that have left it. A new one among `MAX_FIELDS` takes the place of one that has
+    been missing for `GONE_SECONDS`, or none: invented names must not push out those of real proxies.
     """
 
     def __init__(self) -> None:
-        self._writers: dict[str, float] = {}
+        self._known: dict[str, float] = {}
         # By when they were heard.
         self._seen: dict[str, _Seen] = {}
 
@@ -91,53 +91,53 @@ class Reports:
         changed, not even that of this proxy, the server may refuse all reports, so none counts as silent.
         """
         seen, self._seen = self._seen, {}
-        is_news = not reports.items() <= {writer: before.report for writer, before in seen.items()}.items()
+        is_news = not reports.items() <= {field: before.report for field, before in seen.items()}.items()
         if not is_whole:
             self._seen = {
-                writer: before._replace(looked=now) if is_news and writer not in unreadable else before
-                for writer, before in seen.items()
+                field: before._replace(looked=now) if is_news and field not in unreadable else before
+                for field, before in seen.items()
             }
-        for writer, report in reports.items():
-            before = seen.get(writer)
+        for field, report in reports.items():
+            before = seen.get(field)
             if before is None:
-                self._seen[writer] = _Seen(report, now - max(at - report.at, 0.0), now, now)
+                self._seen[field] = _Seen(report, now - max(at - report.at, 0.0), now, now)
             elif before.report == report:
-                self._seen[writer] = before._replace(looked=now) if is_news else before
+                self._seen[field] = before._replace(looked=now) if is_news else before
             else:
-                self._seen[writer] = _Seen(report, now, now, now)
+                self._seen[field] = _Seen(report, now, now, now)
         latest = sorted(self._seen.items(), key=lambda item: item[1].heard)
         self._seen = dict(latest[-MAX_FIELDS:])
-        for writer in (*reports, *sorted(unreadable)):
-            if writer in self._writers or self._has_room(now):
-                self._writers[writer] = now
+        for field in (*reports, *sorted(unreadable)):
+            if field in self._known or self._has_room(now):
+                self._known[field] = now
 
     def _has_room(self, now: float) -> bool:
-        """Whether there is room for another writer. If it is full, one that has left is removed."""
-        if len(self._writers) < MAX_FIELDS:
+        """Whether there is room for another known field. If it is full, one that has left is removed."""
+        if len(self._known) < MAX_FIELDS:
             return True
-        longest_missing = min(self._writers, key=self._writers.__getitem__)
-        has_left = now - self._writers[longest_missing] >= GONE_SECONDS
+        longest_missing = min(self._known, key=self._known.__getitem__)
+        has_left = now - self._known[longest_missing] >= GONE_SECONDS
         if has_left:
-            del self._writers[longest_missing]
+            del self._known[longest_missing]
         return has_left
 
     @property
-    def writers(self) -> Mapping[str, float]:
+    def known(self) -> Mapping[str, float]:
         """By field when it was in the list last."""
-        return self._writers
+        return self._known
 
     def proxies(self) -> dict[str, KnownProxy]:
         """What is known of each proxy by its name: of several ledgers, the latest counts."""
         return {
-            proxy_of(writer): KnownProxy(seen.heard, seen.looked, seen.report.version, seen.report.load)
-            for writer, seen in self._seen.items()
+            proxy_of(field): KnownProxy(seen.heard, seen.looked, seen.report.version, seen.report.load)
+            for field, seen in self._seen.items()
         }
 
     def old(self, now: float) -> list[str]:
         """The fields of proxies that have left, none of which was seen to change since `GONE_SECONDS`."""
         return [
-            writer
-            for writer, seen in self._seen.items()
+            field
+            for field, seen in self._seen.items()
             if seen.looked - seen.heard >= LEFT_SECONDS and now - seen.since >= GONE_SECONDS
         ]
 

@@ -235,7 +235,7 @@ class FleetThread(threading.Thread):
 
     def _read_known(self, exchange: Exchange, now: float) -> ReadReports:
         self._long_values.forget(now)
-        known = (*self._known,)
+        known = (*self._known_fields,)
         readable = self._long_values.readable(PROXIES, known)
         try:
             read = exchange.reports_of(readable)
@@ -251,9 +251,9 @@ class FleetThread(threading.Thread):
         return read._replace(unreadable=read.unreadable | ({*known} - {*readable}))
 
     @property
-    def _known(self) -> Mapping[str, object]:
+    def _known_fields(self) -> Mapping[str, object]:
         """The fields of this proxy, and of all that it knows."""
-        return {self._field: None, **self._reports.writers}
+        return {self._field: None, **self._reports.known}
 
     def _read(self, exchange: Exchange, book: Book, now: float) -> None:
         entries = book.due_to_read(self._tick, now)
@@ -286,7 +286,7 @@ class FleetThread(threading.Thread):
             contents = self._whole_contents(exchange, [entry.name for entry in entries], now)
             if contents is not None:
                 return contents
-        known = self._known
+        known = self._known_fields
         self._long_values.forget(now)
         try:
             return exchange.read_fields(

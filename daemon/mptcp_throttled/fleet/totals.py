@@ -36,8 +36,8 @@ _NOTHING: Final = BelievedTotal(0, -math.inf, -math.inf)
 
 
 def kept(totals: Iterable[tuple[str, int]]) -> dict[str, BelievedTotal]:
-    """What is believed of totals that an earlier instance has believed."""
-    return {writer: BelievedTotal(total, -math.inf, -math.inf) for writer, total in totals}
+    """What is believed of totals, each with its field, that an earlier instance has believed."""
+    return {field: BelievedTotal(total, -math.inf, -math.inf) for field, total in totals}
 
 
 def first_believed(total: int, now: float, age: float, link: float, before: int = 0) -> BelievedTotal:
@@ -64,25 +64,25 @@ def later_believed(before: BelievedTotal, total: int, now: float, link: float) -
 def merged(
     believed: Mapping[str, BelievedTotal], totals: Mapping[str, int], now: float, age: float, link: float
 ) -> dict[str, BelievedTotal]:
-    """What is believed of all proxies after these totals were read; one without a total keeps what it had.
+    """What is believed of all fields after these totals were read; one without a total keeps what it had.
 
     Of more than `MAX_FIELDS`, the smallest without a total are forgotten.
     """
     made = dict(believed)
-    for proxy, total in totals.items():
-        before = believed.get(proxy, _NOTHING)
-        made[proxy] = (
+    for field, total in totals.items():
+        before = believed.get(field, _NOTHING)
+        made[field] = (
             first_believed(total, now, age, link, before.total)
             if math.isinf(before.read)
             else later_believed(before, total, now, link)
         )
     excess = len(made) - MAX_FIELDS
     if excess > 0:
-        for proxy in sorted(made.keys() - totals.keys(), key=lambda each: made[each].total)[:excess]:
-            del made[proxy]
+        for field in sorted(made.keys() - totals.keys(), key=lambda each: made[each].total)[:excess]:
+            del made[field]
     return made
 
 
 def is_settled(believed: Mapping[str, BelievedTotal], totals: Mapping[str, int]) -> bool:
     """Whether reading the same totals again changes nothing."""
-    return all(believed[proxy].total == total for proxy, total in totals.items())
+    return all(believed[field].total == total for field, total in totals.items())
