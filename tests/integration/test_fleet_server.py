@@ -210,8 +210,8 @@ def test_password_is_read_again_after_it_was_wrong(tmp_path: Path) -> None:
 def test_lies_are_refused_in_one_line_and_harm_no_other(
     server: ValkeyServer, proxies: list[Proxy], caplog: pytest.LogCaptureFixture
 ) -> None:
-    liar, own = field_of("liar", "00000000"), proxies[0].field
-    for field, total in ((liar, "-1"), (liar, "NaN"), (liar, "9" * 30), ("a b\r\nc", "5"), (own, str(10**15))):
+    unknown, own = field_of("unknown", "00000000"), proxies[0].field
+    for field, total in ((unknown, "-1"), (unknown, "NaN"), (unknown, "9" * 30), ("a b\r\nc", "5"), (own, str(10**15))):
         caplog.clear()
         refused = proxies[0].thread.state.refused
         server.cli("HSET", hash_of(CLIENT), field, total)
@@ -224,12 +224,12 @@ def test_lies_are_refused_in_one_line_and_harm_no_other(
     eventually(lambda: is_right(proxies), "all totals are right", LOWER_SECONDS + RIGHT_SECONDS)
 
 
-def test_total_of_a_liar_grows_as_fast_as_a_link(server: ValkeyServer, proxies: list[Proxy]) -> None:
-    liar = field_of("proxy-2", "00000000")
+def test_false_total_grows_as_fast_as_a_link(server: ValkeyServer, proxies: list[Proxy]) -> None:
+    false = field_of("proxy-2", "00000000")
     before, began = known(proxies)[0], time.monotonic()
-    server.cli("HSET", hash_of(CLIENT), liar, str(10**17))
+    server.cli("HSET", hash_of(CLIENT), false, str(10**17))
     proxies[0].ledger.carry(CLIENT, 1, seconds=1.0)
-    eventually(lambda: known(proxies)[0] > before, "the lie is read")
+    eventually(lambda: known(proxies)[0] > before, "the false total is read")
     # After the slack of the bound, which is for totals that come in steps.
     assert known(proxies)[0] - before <= LINK * (time.monotonic() - began + 8)
 
@@ -258,7 +258,9 @@ def test_content_without_bounds_is_refused_and_harms_no_other(
     assert proxies[0].ledger.used_elsewhere(SECOND) == 0
 
 
-def test_hash_filled_by_another_user_has_the_totals_of_all_proxies(server: ValkeyServer, proxies: list[Proxy]) -> None:
+def test_oversized_hash_of_another_user_has_the_totals_of_all_proxies(
+    server: ValkeyServer, proxies: list[Proxy]
+) -> None:
     words = [word for number in range(300) for word in (f"p.{number:08x}", "1")]
     server.cli("HSET", hash_of(CLIENT), *words, "p.00000000", "9" * 100_000, user="proxy-4")
     carry_on(proxies)
@@ -266,7 +268,7 @@ def test_hash_filled_by_another_user_has_the_totals_of_all_proxies(server: Valke
     assert "has more in it than proxies write" in str(proxies[0].thread.state.refusal)
 
 
-@pytest.mark.parametrize("field", ["liar.00000000", "no proxy"])
+@pytest.mark.parametrize("field", ["unknown.00000000", "no proxy"])
 def test_wrong_report_is_refused_and_hides_no_proxy(server: ValkeyServer, proxies: list[Proxy], field: str) -> None:
     names = {f"proxy-{number}" for number in range(3)}
     eventually(lambda: {*proxies[0].thread.state.proxies} == names, "all are known")

@@ -87,7 +87,7 @@ class FleetChecks:
         self._peaks: dict[Counter, dict[Lineage, int]] = {}
         self._grown: dict[tuple[Lineage, Counter], Grown] = {}
         self._most: dict[tuple[int, float, Counter], int] = {}
-        self.lied: set[tuple[bytes, str]] = set()
+        self.false_totals: set[tuple[bytes, str]] = set()
         self.latest_cut = 0.0
         self._crossed: dict[Counter, list[float]] = {}
 
@@ -143,11 +143,11 @@ class FleetChecks:
         if used <= most:
             return
         name = _name(account, counter.subject)
-        lies = self._lies(name)
+        false = self._false_totals_in(name)
         age = proxy.clock.time() - account.period.start + LATE_SECONDS
-        if used > most + lies * age * proxy.config.fleet.link.bits_per_second / 8:
+        if used > most + false * age * proxy.config.fleet.link.bits_per_second / 8:
             raise Violation(
-                f"F1: {proxy.name} adds {used} bytes of {_shown(counter)}; others have counted {most}, {lies} lie"
+                f"F1: {proxy.name} adds {used} bytes of {_shown(counter)}; others have counted {most}, {false} false"
             )
 
     def _check_fall(self, proxy: FleetProxy, account: BudgetAccount, counter: Counter, used: int) -> None:
@@ -157,7 +157,7 @@ class FleetChecks:
             self._most[known] = used
             return
         name = _name(account, counter.subject)
-        if self._lies(name):
+        if self._false_totals_in(name):
             return
         fallen = self._world.server.fallen(name, proxy.thread._field.encode(), LOWER_SECONDS)
         peaks = self._peaks.get(counter, {})
@@ -234,9 +234,9 @@ class FleetChecks:
                     f" {budget.stages[reached - 1]}"
                 )
 
-    def _lies(self, name: bytes) -> int:
+    def _false_totals_in(self, name: bytes) -> int:
         """How many fields of a hash are no proxy's."""
-        return sum(lied == name for lied, _ in self.lied)
+        return sum(hash_ == name for hash_, _ in self.false_totals)
 
     def check_rest(self) -> None:
         """Nothing was carried, and nothing has failed, for `REST_SECONDS`."""
@@ -265,7 +265,7 @@ class FleetChecks:
         hashed = self._world.server.hashes.get(_name(account, subject))
         known = account.elsewhere.get(subject)
         used, name = 0 if known is None else known.used, _name(account, subject)
-        if hashed is None or name in self._world.server.damaged or self._lies(name):
+        if hashed is None or name in self._world.server.damaged or self._false_totals_in(name):
             return
         expected = sum(int(value) for key, value in hashed.fields.items() if key != own)
         # Of a ledger that was lost, it may know what the server has lost, too.

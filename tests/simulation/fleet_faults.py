@@ -24,7 +24,7 @@ _MONTH: Final = 31 * 86_400.0
 _MOST_LOSSES: Final = 64
 """Of databases in a month: each begins a field, of which a hash may have `MAX_FIELDS` (docs/explanation/fleet.md)."""
 
-_LIAR: Final = b"proxy-9.0000000"
+_COMPROMISED: Final = b"proxy-9.0000000"
 
 
 def planned(seed: int, seconds: float, every: float) -> list[Fault]:
@@ -141,27 +141,27 @@ def _hash_becomes_of_another_type(world: SimulatedFleet, random: Random) -> End:
     return lambda: server.put_type(name, is_hash=True)
 
 
-def _proxy_lies(world: SimulatedFleet, random: Random) -> End:
+def _compromised_proxy_writes(world: SimulatedFleet, random: Random) -> End:
     """One that is not in the fleet writes into its hashes; what it has claimed stays."""
-    if not world.has_liar:
+    if not world.has_compromised:
         return None
     is_over = False
-    field = _LIAR + b"%d" % random.randint(0, 3)
+    field = _COMPROMISED + b"%d" % random.randint(0, 3)
 
-    def lie() -> None:
+    def write() -> None:
         if is_over:
             return
         for name in sorted(world.server.hashes):
             if b":used:" in name and random.random() < 0.3:
                 world.server.write(name, field, random.choice((b"%d" % 10**17, b"-5", b"NaN", b"", b"%d" % 10**6)))
-                world.checks.lied.add((name, field.decode()))
-        world.timeline.after(random.uniform(0.1, 2.0), lie)
+                world.checks.false_totals.add((name, field.decode()))
+        world.timeline.after(random.uniform(0.1, 2.0), write)
 
     def end() -> None:
         nonlocal is_over
         is_over = True
 
-    lie()
+    write()
     return end
 
 
@@ -264,7 +264,7 @@ KINDS: Final[dict[str, Callable[[SimulatedFleet, Random], End]]] = {
         _server_is_full,
         _password_is_refused,
         _hash_becomes_of_another_type,
-        _proxy_lies,
+        _compromised_proxy_writes,
         _proxy_is_killed,
         _proxy_is_killed_while_it_writes,
         _proxy_is_killed_while_it_publishes,

@@ -137,14 +137,14 @@ FOUND_BY: Final[dict[str, int]] = {
     "others-of-the-last-period-count": 1,
     "totals-that-are-missing-are-forgotten": 3,
     "lower-totals-are-believed-at-once": 3,
-    "lies-are-believed": 60,
+    "false-totals-are-believed": 60,
     "lost-totals-are-not-written-again": 3,
     "identifiers-are-written-late": 23,
     "idle-clients-are-forgotten": 306,
 }
 """The seed of the run that finds a defect soonest, if it is not 0."""
 
-QUICK: Final = frozenset({"totals-are-added", "periods-share-a-hash", "lies-are-believed"})
+QUICK: Final = frozenset({"totals-are-added", "periods-share-a-hash", "false-totals-are-believed"})
 """Those that are found within a second."""
 
 FLEET_MUTATIONS: Final = _all(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mptcp_throttle.valkey.server import Server
 
 LINKS: Final = {False: "10gbit", True: "200mbit"}
-"""The fastest link of a proxy, in runs with and without one that lies: the less it is, the less do lies achieve."""
+"""The fastest link of a proxy, in runs without and with a compromised one: the lower, the less false totals add."""
 
 _SESSION_SECONDS: Final = 6.0 * 3600.0
 """Between two sessions of a client that is as busy as usual, on average."""
@@ -87,14 +87,14 @@ class SimulatedFleet:
         self.clock = VirtualClock(begins if scenario.begins is None else scenario.begins)
         self.timeline = Timeline(self.clock)
         self.server = ModelValkey(self.clock, self.timeline, stream(scenario.seed, "server"))
-        self.has_liar, two_have_one_name = random.random() < 0.25, random.random() < 0.25
+        self.has_compromised, two_have_one_name = random.random() < 0.25, random.random() < 0.25
         self.checks = FleetChecks(self)
         self.proxies: list[FleetProxy] = []
         for number in range(scenario.fleet):
             name = f"proxy-{number - (two_have_one_name and number == scenario.fleet - 1)}"
             files = directory / f"proxy-{number}"
             text = _SERVICE.format(
-                zone=zone, directory=files, name=name, first=PORTS[0], second=PORTS[1], link=LINKS[self.has_liar]
+                zone=zone, directory=files, name=name, first=PORTS[0], second=PORTS[1], link=LINKS[self.has_compromised]
             )
             self.proxies.append(FleetProxy(number, load_config(_written(files, text)), files / "state", self.clock))
         self._random = stream(scenario.seed, "identifiers")

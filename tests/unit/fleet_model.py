@@ -167,7 +167,7 @@ class Fleet:
         self.now = end
 
     def total(self, key: str) -> int:
-        """What all proxies hold, but those that lie."""
+        """What all proxies hold, but compromised ones."""
         return sum(proxy.held(key) for proxy in self.proxies.values())
 
     # What happens to proxies.
@@ -221,19 +221,19 @@ class Fleet:
         """A proxy is gone for good."""
         self.proxies.pop(name).is_up = False
 
-    def lie(self, name: str, *, talks: bool = True) -> None:
-        """From now on, a proxy that has joined as `name` writes what it likes; unless it `talks`, only once."""
+    def compromise(self, name: str, *, talks: bool = True) -> None:
+        """A compromised proxy that has joined as `name` writes what it likes from now on; unless it `talks`, once."""
         part, most = self.random.choice((0, 1000, PARTS // 2, PARTS)), (0, WHOLE // 3, WHOLE, 10**15)
         session = self.random.getrandbits(64)
         record = Record(session, self.random.randint(1, 10**9), part)
-        told = {"proxy-of-a-liar": Record(0, 0, part)} if self.random.random() < 0.5 else {}
+        told = {"told-by-compromised": Record(0, 0, part)} if self.random.random() < 0.5 else {}
         self.server.state(name, Stated(name, record, told, frozenset(KEYS)), self.now)
         for key in KEYS:
             claim, wanted = self.random.choice(most), self.random.choice(most)
             stated = Statement(self.random.choice((session, session, 1)), claim, wanted)
             self.server.statements[key][name] = stated
         if talks:
-            self.at(self.now + self.random.uniform(0, 1.5 * ROUND_SECONDS), lambda: self.lie(name))
+            self.at(self.now + self.random.uniform(0, 1.5 * ROUND_SECONDS), lambda: self.compromise(name))
 
     # What happens to the server.
 

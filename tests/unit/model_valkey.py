@@ -16,14 +16,14 @@ Hashes = dict[bytes, dict[bytes, bytes]]
 class ModelConnection:
     """It carries out commands on `hashes`; `before` is called before each. While it is `full`, it takes no writes.
 
-    `is_lost`: it is away. Only `writable` hashes may be written, unless None. What it has of the hash `endless` is more
-    than any may read.
+    `is_lost`: it is away. Only `writable` hashes may be written, unless None. The hash `too_long` has more than may
+    be read.
     """
 
     hashes: Hashes = field(default_factory=dict)
     full: bool = False
     is_lost: bool = False
-    endless: bytes | None = None
+    too_long: bytes | None = None
     server: Server = Server("192.0.2.1", 6379)  # noqa: RUF009
     commands: list[bytes] = field(default_factory=list)
     asked: list[tuple[Reply, ...]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class ModelConnection:
             assert isinstance(words, tuple)
             if words[0] == b"HMGET":
                 self.asked.append(words)
-            if words[0] in {b"HSCAN", b"HMGET", b"HKEYS"} and words[1] == self.endless:
+            if words[0] in {b"HSCAN", b"HMGET", b"HKEYS"} and words[1] == self.too_long:
                 raise RefusedReply(Place(number))
             made.append(self._reply(*[word for word in words if isinstance(word, bytes)]))
         assert len(str(made)) < 10 * most_bytes

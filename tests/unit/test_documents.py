@@ -231,6 +231,7 @@ REPLACED: Final = (
     _Replaced(r"audit(s|ed|ing)?(?!=)", "full reconcile, or the kernel list", elsewhere=r"^CHANGELOG\.md$"),
     _Replaced(r"former", "previous"),
     _Replaced(r"kernel view", "kernel list"),
+    _Replaced(r"liars?", "compromised proxy, or false total"),
     _Replaced(r"in(to)? force", "applied, or present", near=r"\bconfiguration\b"),
 )
 

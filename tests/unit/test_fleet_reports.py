@@ -134,7 +134,7 @@ def test_proxy_whose_report_cannot_be_read_keeps_its_state() -> None:
 def test_reports_of_ever_other_proxies_are_bounded_and_hide_none() -> None:
     reports = Reports()
     for number in range(1, 100):
-        others = {field_of(f"liar-{number}-{each}", "0000000c"): report(number) for each in range(100)}
+        others = {field_of(f"false-{number}-{each}", "0000000c"): report(number) for each in range(100)}
         reports.note({ONE: report(number), **others}, 1000.0 + 2 * number, AT + 2 * number, is_whole=False)
         assert "proxy-1" in reports.proxies()
     assert len(reports.proxies()) == MAX_FIELDS

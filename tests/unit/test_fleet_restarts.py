@@ -134,7 +134,7 @@ def test_table_of_an_earlier_version_has_the_sum_alone(tmp_path: Path) -> None:
 
 
 def test_database_has_a_bounded_number_of_fields_and_the_sum_of_all(history: History) -> None:
-    by_field = tuple((field_of("liar", f"{number:08x}"), number) for number in range(100))
+    by_field = tuple((field_of("false", f"{number:08x}"), number) for number in range(100))
     changes = LedgerChanges(
         {KEY: StoredPeriod(Period(BEGIN, BEGIN + 1))}, elsewhere={KEY: {ONE: Elsewhere(4950, 0.0, by_field)}}
     )

@@ -25,7 +25,7 @@ LINK = 1e9
 class Server:
     """Hashes, which a test may change; `problem` and `refusal` are what it says to everything, and to writes.
 
-    The answer about the hash `endless` has no end. `bad_reports` are what it says of reports that are none, and
+    The answer about the hash `too_long` is that. `bad_reports` are what it says of reports that are none, and
     `list_problem` of the list of proxies, of which only `known` can be read, if so.
     """
 
@@ -33,7 +33,7 @@ class Server:
     reports: dict[str, Report] = field(default_factory=dict)
     problem: str | None = None
     refusal: str | None = None
-    endless: bytes | None = None
+    too_long: bytes | None = None
     bad_reports: tuple[str, ...] = ()
     list_problem: str | None = None
     known_can_be_read: bool = False
@@ -65,12 +65,12 @@ class ModelExchange:
 
     def read(self, names: Sequence[bytes]) -> Sequence[bytes]:
         self.check()
-        if self.model.endless in names:
-            raise ExchangeError("the server's answer is too long", self.model.endless)
+        if self.model.too_long in names:
+            raise ExchangeError("the server's answer is too long", self.model.too_long)
         self.model.reads += len(names)
         return [repr(self.model.hashes.get(name, {})).encode() for name in names]
 
-    def filled(self, names: Sequence[bytes], contents: Sequence[bytes]) -> Sequence[bytes]:
+    def oversized(self, names: Sequence[bytes], contents: Sequence[bytes]) -> Sequence[bytes]:
         hashes = zip(names, contents, strict=True)
         return [name for name, content in hashes if len(eval(content)) > MAX_FIELDS]  # noqa: S307
 
@@ -80,10 +80,10 @@ class ModelExchange:
         hashes = [(self.model.hashes.get(name, {}), fields) for name, fields in asked]
         return [repr({each: hashed[each] for each in fields if each in hashed}).encode() for hashed, fields in hashes]
 
-    def rests(self, contents: Sequence[bytes], published: Sequence[int]) -> Sequence[bytes | None]:
-        return [self.rest(content, own) for content, own in zip(contents, published, strict=True)]
+    def without_own_totals(self, contents: Sequence[bytes], published: Sequence[int]) -> Sequence[bytes | None]:
+        return [self.without_own(content, own) for content, own in zip(contents, published, strict=True)]
 
-    def rest(self, content: bytes, own: int) -> bytes | None:
+    def without_own(self, content: bytes, own: int) -> bytes | None:
         by_field = eval(content)  # noqa: S307
         return repr(by_field).encode() if by_field.pop(self.field, None) == own else None
 
@@ -101,7 +101,7 @@ class ModelExchange:
 
     def reports(self) -> ReadReports:
         self.check()
-        if self.model.endless == PROXIES:
+        if self.model.too_long == PROXIES:
             raise ExchangeError("the server's answer is too long", PROXIES)
         if self.model.list_problem is not None:
             return ReadReports({}, problem=self.model.list_problem)
@@ -252,13 +252,13 @@ def test_list_that_cannot_be_read_leaves_states_as_they_were(model: Server, prox
 
 
 def test_list_without_an_end_leaves_states_as_they_were(model: Server, proxies: list[Proxy]) -> None:
-    model.endless = PROXIES
+    model.too_long = PROXIES
     run_all(proxies, LATE_SECONDS + 5.0)
     assert {*presences(proxies[0]).values()} == {Presence.REACHABLE}
     assert proxies[0].thread.state.list_problem == "is too long, or no hash"
 
 
-def test_known_proxies_are_looked_for_in_a_list_that_is_filled(model: Server, proxies: list[Proxy]) -> None:
+def test_known_proxies_are_looked_for_in_a_list_that_is_oversized(model: Server, proxies: list[Proxy]) -> None:
     model.list_problem, model.known_can_be_read = "has too many fields", True
     run_all([*proxies[:2], Proxy(model, "proxy-9")], LATE_SECONDS + 4.0)
     assert presences(proxies[0]) == {
@@ -459,7 +459,7 @@ def test_hash_without_an_end_closes_one_connection_a_minute(model: Server, proxi
         return exchange
 
     proxy.connect = connecting
-    model.endless = name
+    model.too_long = name
     for _ in range(50):
         proxy.ledger.carry(CLIENT, 1)
         proxy.run(1.0)

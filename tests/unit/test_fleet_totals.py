@@ -83,8 +83,8 @@ def test_proxy_whose_total_is_missing_keeps_what_is_believed() -> None:
 def test_totals_of_ever_other_proxies_are_bounded_and_hide_none() -> None:
     believed, earlier = merged({}, {"idle": 5, "gone": 10**6}, 0.0, 60.0, LINK), 0
     for second in range(1, 100):
-        lies = {f"liar-{second}-{number}": 9 for number in range(100)}
-        believed = merged(believed, {"idle": 5, **lies}, float(second), 60.0 + second, LINK)
+        false = {f"false-{second}-{number}": 9 for number in range(100)}
+        believed = merged(believed, {"idle": 5, **false}, float(second), 60.0 + second, LINK)
         assert believed["idle"].total == 5
         assert used(believed) >= earlier
         earlier = used(believed)

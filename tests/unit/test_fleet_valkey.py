@@ -124,10 +124,10 @@ def test_good_totals_beside_bad_ones_are_read() -> None:
 
 
 @pytest.mark.parametrize("total", ["5", "many"])
-def test_rest_of_a_hash_is_without_the_total_of_this_proxy(total: str) -> None:
+def test_hash_is_read_without_the_total_of_this_proxy(total: str) -> None:
     exchange, _ = exchange_with(scanned(ONE, "17", TWO, total) + scanned(TWO, total))
     whole, without = exchange.read(NAMES)
-    assert exchange.rests([whole, whole, without], [17, 1, 17]) == [without, None, None]
+    assert exchange.without_own_totals([whole, whole, without], [17, 1, 17]) == [without, None, None]
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_rest_of_a_hash_is_without_the_total_of_this_proxy(total: str) -> None:
     ],
     ids=["not all of it", "short fields", "a long value", "no scan"],
 )
-def test_hash_with_more_than_proxies_write_is_filled(reply: bytes) -> None:
+def test_hash_with_more_than_proxies_write_is_oversized(reply: bytes) -> None:
     exchange, _ = exchange_with(reply + scanned(*(word for n in range(MAX_FIELDS) for word in (f"p.{n:08x}", "1"))))
-    assert exchange.filled(NAMES, exchange.read(NAMES)) == NAMES[:1]
+    assert exchange.oversized(NAMES, exchange.read(NAMES)) == NAMES[:1]
 
 
 def test_fields_of_known_proxies_are_read_by_one_command_for_each_hash() -> None:
@@ -151,7 +151,7 @@ def test_fields_of_known_proxies_are_read_by_one_command_for_each_hash() -> None
     assert stream.sent.startswith(b"".join(encoded(b"HMGET", name, ONE.encode(), TWO.encode()) for name in NAMES))
     assert [exchange.totals(content) for content in contents] == [Totals({ONE: 17, TWO: 5}), Totals({ONE: 7})]
     # As in a hash that is read as a whole.
-    assert exchange.rests(contents[:1], [17]) == [hash_of(TWO, "5")]
+    assert exchange.without_own_totals(contents[:1], [17]) == [hash_of(TWO, "5")]
 
 
 @pytest.mark.parametrize("value", ["9" * 19, "9" * 1000, "x" * 1000])
@@ -181,7 +181,7 @@ def test_value_like_an_answer_beside_no_hash_is_refused(head: str) -> None:
     """Together, they make as many parts as there are hashes."""
     exchange, _ = exchange_with(scanned(TWO, f"*2\r\n$1\r\n0\r\n{head}") + b"-WRONGTYPE Operation against a key\r\n")
     for content in exchange.read(NAMES):
-        assert exchange.filled(NAMES[:1], [content]) or exchange.rests([content], [17]) == [None]
+        assert exchange.oversized(NAMES[:1], [content]) or exchange.without_own_totals([content], [17]) == [None]
         assert exchange.totals(content).by_field == {}
 
 
@@ -192,8 +192,8 @@ def test_damaged_answers_are_totals_or_refused() -> None:
         exchange, _ = exchange_with(data)
         with suppress(ExchangeError):
             for content in exchange.read(NAMES):
-                assert exchange.filled(NAMES[:1], [content]) in ([], NAMES[:1])
-                exchange.rests([content], [17])
+                assert exchange.oversized(NAMES[:1], [content]) in ([], NAMES[:1])
+                exchange.without_own_totals([content], [17])
                 totals = exchange.totals(content)
                 assert all(0 <= total < 10**18 for total in totals.by_field.values())
                 assert all(text.isprintable() and len(text) < 250 for text in totals.refused)

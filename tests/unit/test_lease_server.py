@@ -233,17 +233,20 @@ def test_value_that_no_proxy_has_written_is_refused_and_harms_nobody(
     assert all(len(line) < 250 and "\n" not in line for line in (*one.refused, *two.refused))
 
 
-def test_value_of_a_liar_is_refused_beyond_its_own_bound(proxies: list[Proxy], hashes: Hashes) -> None:
+def test_value_of_a_compromised_proxy_is_refused_beyond_its_own_bound(proxies: list[Proxy], hashes: Hashes) -> None:
     one, _ = proxies
-    join(hashes, "liar", *(f"p{number}" for number in range(10)))
+    join(hashes, "compromised", *(f"p{number}" for number in range(10)))
     for field_, most in ((ABOUT, 2**18), (LOST, 2560)):
         one.refused.clear()
-        before, hashes[hash_of("liar")][field_] = hashes[hash_of("liar")][field_], b"p1 1" * (most // 4 + 1)
+        before, hashes[hash_of("compromised")][field_] = (
+            hashes[hash_of("compromised")][field_],
+            b"p1 1" * (most // 4 + 1),
+        )
         rounds(proxies, 1)
         assert one.refused == [
-            f"mptcp-throttle:lease:liar:stated has a value of {most + 4} bytes; allowed: up to {most}"
+            f"mptcp-throttle:lease:compromised:stated has a value of {most + 4} bytes; allowed: up to {most}"
         ]
-        hashes[hash_of("liar")][field_] = before
+        hashes[hash_of("compromised")][field_] = before
 
 
 @pytest.mark.parametrize("name", [b"", b"Three", b"-", b"\xff", b"t\nhree", b"x" * 40])
@@ -266,7 +269,7 @@ def test_too_many_proxies_leave_each_with_what_it_knows(proxies: list[Proxy], ha
 
 
 def test_list_of_proxies_without_an_end_is_named(hashes: Hashes) -> None:
-    proxy = Proxy("one", ModelConnection(hashes, endless=NAMES))
+    proxy = Proxy("one", ModelConnection(hashes, too_long=NAMES))
     with pytest.raises(ValkeyError, match=r"^mptcp-throttle:leases is too long, or no hash$"):
         proxy.server.records()
 
@@ -387,11 +390,11 @@ def test_thread_exchanges_nothing_while_no_rate_is_shared(hashes: Hashes) -> Non
 def test_hash_without_an_end_ends_one_session_a_minute(hashes: Hashes, before: int) -> None:
     keys = [KEY._replace(client=ip_address(f"10.1.{number >> 8}.{number & 255}")) for number in range(before)]
     now = time.monotonic()
-    join(hashes, "a", "liar", "z")
-    proxy = Proxy("one", ModelConnection(hashes, endless=hash_of("liar")), now=now)
+    join(hashes, "a", "compromised", "z")
+    proxy = Proxy("one", ModelConnection(hashes, too_long=hash_of("compromised")), now=now)
     proxy.book.want(dict.fromkeys([*keys, KEY], WHOLE), now)
     thread, refusals = thread_of(proxy)
-    with pytest.raises(ValkeyError, match=r"^mptcp-throttle:lease:liar:stated is too long, or no hash$"):
+    with pytest.raises(ValkeyError, match=r"^mptcp-throttle:lease:compromised:stated is too long, or no hash$"):
         thread.step(0.0)
     for second in range(1, 60):
         thread.step(float(second))

@@ -119,9 +119,9 @@ class FailingFleet(RuleBasedStateMachine):
         self.fleet.stall(seconds)
         self.pass_time(then)
 
-    @rule(name=st.sampled_from(("liar-1", "liar-2")), talks=st.booleans(), then=pauses)
-    def lie(self, name: str, talks: bool, then: float) -> None:
-        self.fleet.lie(name, talks=talks)
+    @rule(name=st.sampled_from(("compromised-1", "compromised-2")), talks=st.booleans(), then=pauses)
+    def compromise(self, name: str, talks: bool, then: float) -> None:
+        self.fleet.compromise(name, talks=talks)
         self.pass_time(then)
 
     def teardown(self) -> None:
@@ -249,10 +249,10 @@ def test_next_instance_holds_what_the_earlier_one_did() -> None:
 
 
 @pytest.mark.parametrize("talks", [True, False])
-def test_proxy_that_lies_takes_no_more_than_an_equal_share(talks: bool) -> None:
+def test_compromised_proxy_takes_no_more_than_an_equal_share(talks: bool) -> None:
     for seed in range(8):
         fleet = joined(2, seed)
-        fleet.lie("liar", talks=talks)
+        fleet.compromise("compromised", talks=talks)
         fleet.advance(5.0)
         want(fleet, WHOLE, WHOLE)
         fleet.advance(2 * OVERSTAY_SECONDS)

@@ -61,7 +61,7 @@ class Entry:
     is_unread: bool = True
     believed: Mapping[str, BelievedTotal] = dataclasses.field(default_factory=dict)
     elsewhere: Elsewhere = _NOTHING
-    grown: float = -math.inf
+    believed_at: float = -math.inf
 
     @property
     def is_published(self) -> bool:
@@ -87,11 +87,12 @@ class Entry:
         self.is_settled = is_settled(self.believed, totals)
         by_field = tuple((field, each.total) for field, each in self.believed.items())
         before, used = self.elsewhere, sum(total for _, total in by_field)
-        rate = (used - before.used) / (now - self.grown) if now > self.grown else 0.0
-        is_first = math.isinf(self.grown)
-        self.grown = now
-        weighted = 0.0 if is_first else before.rate + _WEIGHT * (max(rate, 0.0) - before.rate)
-        self.elsewhere = Elsewhere(used, weighted if weighted > _LEAST_RATE else 0.0, by_field)
+        rate = 0.0
+        if math.isfinite(self.believed_at):
+            latest = max(used - before.used, 0) / (now - self.believed_at) if now > self.believed_at else 0.0
+            rate = before.rate + _WEIGHT * (latest - before.rate)
+        self.believed_at = now
+        self.elsewhere = Elsewhere(used, rate if rate > _LEAST_RATE else 0.0, by_field)
 
     @property
     def used_elsewhere(self) -> UsedElsewhere:

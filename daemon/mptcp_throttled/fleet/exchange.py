@@ -68,17 +68,17 @@ class Exchange(Protocol):
     def read(self, names: Sequence[bytes]) -> Sequence[bytes]:
         """What is in these hashes. Equal bytes mean equal totals."""
 
-    def filled(self, names: Sequence[bytes], contents: Sequence[bytes]) -> Sequence[bytes]:
+    def oversized(self, names: Sequence[bytes], contents: Sequence[bytes]) -> Sequence[bytes]:
         """The names of the hashes that have more in them than proxies write: `contents` do not tell their totals."""
 
     def read_fields(self, asked: Sequence[tuple[bytes, tuple[str, ...]]]) -> Sequence[bytes]:
         """As `read`, but only these fields of each hash; at least one."""
 
-    def rests(self, contents: Sequence[bytes], published: Sequence[int]) -> Sequence[bytes | None]:
-        """What is in each hash besides the total of this proxy; None if that is not as it was published."""
+    def without_own_totals(self, contents: Sequence[bytes], published: Sequence[int]) -> Sequence[bytes | None]:
+        """What is in each hash without the total of this proxy; None if that is not as it was published."""
 
     def totals(self, content: bytes) -> Totals:
-        """The totals in a hash that is not filled, or in the rest of one."""
+        """The totals in a hash that is not oversized, with or without that of this proxy."""
 
     def report(self, report: Report, keep: int) -> bool:
         """Write what this proxy reports; all reports expire after `keep` seconds. Returns whether it had none there."""

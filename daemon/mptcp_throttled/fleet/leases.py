@@ -21,8 +21,8 @@ Invariant: at each moment the sum of what all proxies hold is at most the rate. 
 5. It holds no more in the first `HEARD_SECONDS` of a session: who holds what the server has lost has stated it again by
    then, or its leases have lapsed.
 
-A proxy that lies takes at most what it claims: of what is free, and for `OVERSTAY_SECONDS`. After that it counts for no
-more than the division gives it, which is no more than any other gets who wants as much. No floor is touched, and no
+A compromised proxy takes at most what it claims: of what is free, and for `OVERSTAY_SECONDS`. After that it counts for
+no more than the division gives it, which is no more than any other gets who wants as much. No floor is touched, and no
 lease becomes less than its target.
 """
 

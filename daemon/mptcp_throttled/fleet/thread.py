@@ -33,11 +33,10 @@ _KEPT_SECONDS: Final = 2 * _DAY
 _AGAIN_SECONDS: Final = 1.0
 _AGAIN_FACTOR: Final = 4
 _FORGET_TICKS: Final = 240
-# After a hash was found to be filled by others than proxies, only fields of known proxies are read.
+# After an oversized hash was read, only fields of known proxies are read.
 _BY_FIELD_SECONDS: Final = 600.0
 _TOO_LONG: Final = "is too long, or no hash"
-_FILLED: Final = "has more in it than proxies write: only what known ones have written there is read"
-_LIST: Final = "the list of proxies"
+_OVERSIZED: Final = "has more in it than proxies write: only what known ones have written there is read"
 
 
 class Ledger(Protocol):
@@ -209,12 +208,12 @@ class FleetThread(threading.Thread):
         read = self._read_list(exchange, now) if now >= self._list_again_at else ReadReports({}, problem=_TOO_LONG)
         self._list_problem = read.problem
         if read.problem is not None:
-            self._refuse(_LIST, [read.problem], now)
-            # Known proxies can still be read from a list that is filled; those that join cannot.
+            self._refuse(PROXIES, [read.problem], now)
+            # Known proxies can still be read from an oversized list; those that join cannot.
             read = self._read_known(exchange, now) if now >= self._known_again_at else read
         if read.problem is not None:
             return
-        self._refuse(_LIST, read.refused, now)
+        self._refuse(PROXIES, read.refused, now)
         is_whole = self._list_problem is None and not read.refused
         self._reports.note(read.by_field, now, time.time(), is_whole=is_whole, unreadable=read.unreadable)
         old = self._reports.old(now)
@@ -230,7 +229,7 @@ class FleetThread(threading.Thread):
         except ExchangeError as error:
             if error.name is not None:
                 self._list_problem, self._list_again_at = _TOO_LONG, now + REFUSED_SECONDS
-                self._refuse(_LIST, [_TOO_LONG], now)
+                self._refuse(PROXIES, [_TOO_LONG], now)
             raise
 
     def _read_known(self, exchange: Exchange, now: float) -> ReadReports:
@@ -240,13 +239,10 @@ class FleetThread(threading.Thread):
         try:
             read = exchange.reports_of(readable)
         except ExchangeError as error:
-            if error.name is not None and error.field is None:
+            if error.field is not None:
+                self._note_long_value(PROXIES, error.field, "report", now)
+            elif error.name is not None:
                 self._known_again_at = now + REFUSED_SECONDS
-            elif error.field is not None:
-                # This proxy reports again with the next connection.
-                if error.field != self._field:
-                    self._long_values.note(PROXIES, error.field, now)
-                self._refuse(_LIST, [f"has a report of {error.field} that is too long"], now)
             raise
         return read._replace(unreadable=read.unreadable | ({*known} - {*readable}))
 
@@ -261,16 +257,16 @@ class FleetThread(threading.Thread):
             return
         changed: list[UsedElsewhere] = []
         contents = self._contents(exchange, book, entries, now)
-        rests = exchange.rests(contents, [entry.published for entry in entries])
-        for entry, content, beside in zip(entries, contents, rests, strict=True):
+        without_own = exchange.without_own_totals(contents, [entry.published for entry in entries])
+        for entry, whole, remaining in zip(entries, contents, without_own, strict=True):
             entry.is_unread = False
-            rest = beside if entry.is_published else content
-            if rest is None:
-                self._look_at_own(exchange, book, entry, content, now)
-                rest = content
-            if rest != entry.content or not entry.is_settled or entry.elsewhere.rate:
+            content = remaining if entry.is_published else whole
+            if content is None:
+                self._look_at_own(exchange, book, entry, whole, now)
+                content = whole
+            if content != entry.content or not entry.is_settled or entry.elsewhere.rate:
                 before = entry.elsewhere
-                self._believe(exchange, entry, rest, now)
+                self._believe(exchange, entry, content, now)
                 if entry.elsewhere != before:
                     changed.append(entry.used_elsewhere)
         if changed:
@@ -279,8 +275,8 @@ class FleetThread(threading.Thread):
     def _contents(self, exchange: Exchange, book: Book, entries: Sequence[Entry], now: float) -> Sequence[bytes]:
         """What is in the hashes of these entries.
 
-        Whoever may write totals can fill a hash. For `_BY_FIELD_SECONDS` from then on, only the fields of known proxies
-        are read of all hashes.
+        Whoever may write totals can make a hash oversized. For `_BY_FIELD_SECONDS` from then on, only the fields of
+        known proxies are read of all hashes.
         """
         if now >= self._by_field_until:
             contents = self._whole_contents(exchange, [entry.name for entry in entries], now)
@@ -293,50 +289,57 @@ class FleetThread(threading.Thread):
                 [(entry.name, self._long_values.readable(entry.name, entry.fields(known))) for entry in entries]
             )
         except ExchangeError as error:
-            if error.name is not None and error.field is None:
+            if error.name is not None and error.field is not None:
+                self._note_long_value(error.name, error.field, "total", now)
+            elif error.name is not None:
                 book.refuse(error.name, now)
-                self._refuse(error.name.decode(), [_TOO_LONG], now)
-            elif error.name is not None and error.field is not None:
-                # The total of this proxy is written again with the next connection.
-                if error.field != self._field:
-                    self._long_values.note(error.name, error.field, now)
-                self._refuse(error.name.decode(), [f"has a total of {error.field} that is too long"], now)
+                self._refuse(error.name, [_TOO_LONG], now)
             raise
 
     def _whole_contents(self, exchange: Exchange, names: Sequence[bytes], now: float) -> Sequence[bytes] | None:
-        """The whole content of these hashes; None if one is filled."""
+        """The whole content of these hashes; None if one is oversized."""
         try:
             contents = exchange.read(names)
         except ExchangeError as error:
             if error.name is not None:
-                self._by_field_until = now + _BY_FIELD_SECONDS
-                self._refuse(error.name.decode(), [_FILLED], now)
+                self._note_oversized(error.name, now)
             raise
-        filled = exchange.filled(names, contents)
-        for name in filled:
-            self._by_field_until = now + _BY_FIELD_SECONDS
-            self._refuse(name.decode(), [_FILLED], now)
-        return None if filled else contents
+        oversized = exchange.oversized(names, contents)
+        for name in oversized:
+            self._note_oversized(name, now)
+        return None if oversized else contents
+
+    def _note_oversized(self, name: bytes, now: float) -> None:
+        self._by_field_until = now + _BY_FIELD_SECONDS
+        self._refuse(name, [_OVERSIZED], now)
+
+    def _note_long_value(self, name: bytes, field: str, what: str, now: float) -> None:
+        """The value of a known proxy is too long. That of this one is written again with the next connection."""
+        if field != self._field:
+            self._long_values.note(name, field, now)
+        self._refuse(name, [f"has a {what} of {field} that is too long"], now)
 
     def _look_at_own(self, exchange: Exchange, book: Book, entry: Entry, content: bytes, now: float) -> None:
         """A hash does not have the total of this proxy as it was published."""
         totals = exchange.totals(content)
         if self._field in totals.by_field:
-            self._refuse(entry.name.decode(), ["has a total of this proxy that is not from it"], now)
+            self._refuse(entry.name, ["has a total of this proxy that is not from it"], now)
             book.note_replaced(entry)
         else:
             # A hash of which something is not believed may still have it.
             self._is_lost |= not totals.refused
 
-    def _believe(self, exchange: Exchange, entry: Entry, rest: bytes, now: float) -> None:
-        totals = exchange.totals(rest)
-        if rest != entry.content:
-            self._refuse(entry.name.decode(), totals.refused, now)
-        entry.content = rest
+    def _believe(self, exchange: Exchange, entry: Entry, content: bytes, now: float) -> None:
+        totals = exchange.totals(content)
+        if content != entry.content:
+            self._refuse(entry.name, totals.refused, now)
+        entry.content = content
         by_field = {field: total for field, total in totals.by_field.items() if field != self._field}
         entry.believe(by_field, now, max(time.time() - entry.total.period.start, 0.0), self._link)
 
-    def _refuse(self, where: str, problems: Sequence[str], now: float) -> None:
+    def _refuse(self, name: bytes, problems: Sequence[str], now: float) -> None:
+        """What is wrong with the hash of this name."""
+        where = "the list of proxies" if name == PROXIES else name.decode()
         for problem in problems:
             self._refusals.say(f"{where} {problem}", now)
 

@@ -155,11 +155,11 @@ class ValkeyExchange:
         return _NO_HASH
 
     @staticmethod
-    def filled(names: Sequence[bytes], contents: Sequence[bytes]) -> Sequence[bytes]:
+    def oversized(names: Sequence[bytes], contents: Sequence[bytes]) -> Sequence[bytes]:
         """As `Exchange`."""
         if max(map(len, contents), default=0) <= _FEWEST_BYTES and _TOO_MANY_FIELDS not in contents:
             return []
-        return [name for name, content in zip(names, contents, strict=True) if _is_filled(content, _MOST_BYTES)]
+        return [name for name, content in zip(names, contents, strict=True) if _is_oversized(content, _MOST_BYTES)]
 
     def read_fields(self, asked: Sequence[tuple[bytes, tuple[str, ...]]]) -> Sequence[bytes]:
         """As `Exchange`."""
@@ -196,13 +196,13 @@ class ValkeyExchange:
         present = [(field, value) for field, value in zip(fields, reply, strict=True) if isinstance(value, bytes)]
         return _encoded_hash([word for field, value in present for word in (field.encode(), value[: most + 1])])
 
-    def rests(self, contents: Sequence[bytes], published: Sequence[int]) -> Sequence[bytes | None]:
+    def without_own_totals(self, contents: Sequence[bytes], published: Sequence[int]) -> Sequence[bytes | None]:
         """As `Exchange`."""
         before, only = self._before, self._before_only
         return [
             _EMPTY
             if content == only[len(digits)] + digits + _END
-            else _rest(content, before[len(digits)] + digits + _END)
+            else _without_own_total(content, before[len(digits)] + digits + _END)
             for content, digits in zip(contents, _digits(published), strict=True)
         ]
 
@@ -230,7 +230,7 @@ class ValkeyExchange:
             (content,) = self._read([PROXIES], _MOST_BYTES_OF_REPORTS)
         except ReadRefused as error:
             return _refused_list(error)
-        if _is_filled(content, _MOST_BYTES_OF_REPORTS):
+        if _is_oversized(content, _MOST_BYTES_OF_REPORTS):
             too_many = content.decode() if content == _TOO_MANY_FIELDS else "has too many fields, or too long ones"
             return ReadReports({}, problem=too_many)
         return _reports(content)
@@ -267,17 +267,17 @@ def _commands(command: bytes, names: Sequence[bytes], *rest: Iterable[bytes]) ->
     return b"".join(chain.from_iterable(words))
 
 
-def _rest(content: bytes, own: bytes) -> bytes | None:
-    """What is in a hash besides the field of this proxy; None if that is not in it with its total, as in `own`."""
+def _without_own_total(content: bytes, own: bytes) -> bytes | None:
+    """What is in a hash without `own`, the field and the total of this proxy; None if that is not in it."""
     number = _NUMBER.match(content)
     if number is None:
         return None
     words = content[number.end() :]
-    rest = words.replace(own, b"", 1)
-    return None if len(rest) == len(words) else b"*%d\r\n%b" % (int(number[1]) - 2, rest)
+    left = words.replace(own, b"", 1)
+    return None if len(left) == len(words) else b"*%d\r\n%b" % (int(number[1]) - 2, left)
 
 
-def _is_filled(content: bytes, most: int) -> bool:
+def _is_oversized(content: bytes, most: int) -> bool:
     """Whether HSCAN gave more than proxies write, or something else than a hash: a part of a value, for instance."""
     if content == _TOO_MANY_FIELDS or len(content) > most:
         return True

@@ -1,4 +1,4 @@
-"""What strangers write at the server of a fleet keeps no proxy from knowing what the others have counted."""
+"""What anybody writes at the server of a fleet keeps no proxy from knowing what the others have counted."""
 
 from __future__ import annotations
 
@@ -79,9 +79,11 @@ def proxies(hashes: Hashes) -> list[Proxy]:
 
 
 @pytest.mark.parametrize(
-    "fields", [FIELDS, {b"p.00000000": b"9" * 50_000}, {b"p.00000000": b"9" * 10**6}], ids=["many", "long", "endless"]
+    "fields", [FIELDS, {b"p.00000000": b"9" * 50_000}, {b"p.00000000": b"9" * 10**6}], ids=["many", "long", "too long"]
 )
-def test_fields_of_strangers_hide_no_total(hashes: Hashes, proxies: list[Proxy], fields: dict[bytes, bytes]) -> None:
+def test_fields_of_unknown_proxies_hide_no_total(
+    hashes: Hashes, proxies: list[Proxy], fields: dict[bytes, bytes]
+) -> None:
     first, second = proxies
     hashes[HASH].update(fields)
     for _ in range(3):
@@ -92,12 +94,12 @@ def test_fields_of_strangers_hide_no_total(hashes: Hashes, proxies: list[Proxy],
     assert len(first.connections) <= 2
 
 
-def test_client_that_comes_to_a_filled_hash_has_used_what_is_in_it(hashes: Hashes, proxies: list[Proxy]) -> None:
+def test_client_that_comes_to_an_oversized_hash_has_used_what_is_in_it(hashes: Hashes, proxies: list[Proxy]) -> None:
     hashes[HASH].update(FIELDS)
     assert Proxy(hashes, "proxy-3").elsewhere == sum(proxy.ledger.used(CLIENT) for proxy in proxies)
 
 
-def test_proxy_that_has_just_joined_is_read_from_a_filled_hash(hashes: Hashes, proxies: list[Proxy]) -> None:
+def test_proxy_that_has_just_joined_is_read_from_an_oversized_hash(hashes: Hashes, proxies: list[Proxy]) -> None:
     first, _ = proxies
     hashes[HASH].update(FIELDS)
     first.carry_on()
@@ -106,7 +108,7 @@ def test_proxy_that_has_just_joined_is_read_from_a_filled_hash(hashes: Hashes, p
     assert first.elsewhere == 200
 
 
-def test_proxy_that_left_counts_as_before_in_a_filled_hash(hashes: Hashes, proxies: list[Proxy]) -> None:
+def test_proxy_that_left_counts_as_before_in_an_oversized_hash(hashes: Hashes, proxies: list[Proxy]) -> None:
     first, second = proxies
     del hashes[PROXIES][second.field.encode()]
     hashes[HASH].update(FIELDS)
@@ -199,7 +201,7 @@ def test_long_value_in_place_of_the_own_total_is_written_again(hashes: Hashes, p
     assert len(first.connections) <= 2
 
 
-def test_filled_hash_is_read_by_no_more_commands_than_any_other(hashes: Hashes, proxies: list[Proxy]) -> None:
+def test_oversized_hash_is_read_by_no_more_commands_than_any_other(hashes: Hashes, proxies: list[Proxy]) -> None:
     first, _ = proxies
 
     def costs() -> tuple[Counter[bytes], int]:
@@ -212,9 +214,9 @@ def test_filled_hash_is_read_by_no_more_commands_than_any_other(hashes: Hashes, 
     well, received_well = costs()
     hashes[HASH].update(FIELDS)
     first.carry_on()
-    filled, received_filled = costs()
-    assert filled[b"HMGET"] + filled[b"HSCAN"] == well[b"HSCAN"]
-    assert received_filled - received_well < filled[b"HMGET"] * 2 * len(f"$18\r\n{first.field}\r\n")
+    oversized, received_oversized = costs()
+    assert oversized[b"HMGET"] + oversized[b"HSCAN"] == well[b"HSCAN"]
+    assert received_oversized - received_well < oversized[b"HMGET"] * 2 * len(f"$18\r\n{first.field}\r\n")
 
 
 def states(proxy: Proxy) -> dict[str, str]:
@@ -222,8 +224,8 @@ def states(proxy: Proxy) -> dict[str, str]:
     return {shown["name"]: shown["state"] for shown in status.proxies(proxy.thread.state, Now(proxy.now, 0.0))}
 
 
-@pytest.mark.parametrize("fields", [FIELDS, {b"p.00000000": b"9" * 10**6}], ids=["many", "endless"])
-def test_list_of_proxies_that_is_filled_hides_none(
+@pytest.mark.parametrize("fields", [FIELDS, {b"p.00000000": b"9" * 10**6}], ids=["many", "too long"])
+def test_list_of_proxies_that_is_oversized_hides_none(
     hashes: Hashes, proxies: list[Proxy], fields: dict[bytes, bytes]
 ) -> None:
     first, second = proxies
@@ -275,7 +277,7 @@ def test_names_of_nobody_hide_no_proxy_that_is_known(hashes: Hashes, proxies: li
     assert used[second.field] == second.ledger.used(CLIENT)
 
 
-def test_names_of_strangers_in_list_and_hash_hide_no_total(hashes: Hashes, proxies: list[Proxy]) -> None:
+def test_names_of_unknown_proxies_in_list_and_hash_hide_no_total(hashes: Hashes, proxies: list[Proxy]) -> None:
     """More fields than a hash may have are then those that this proxy knows, or has believed."""
     first, second = proxies
     report = hashes[PROXIES][second.field.encode()]
