@@ -23,8 +23,7 @@ from mptcp_throttle.valkey.resp import ErrorReply, encoded
 from mptcp_throttle.valkey.server import Credentials, ServerUrl
 from mptcp_throttled.fleet.keys import MAX_FIELDS, field_of, name_of
 from mptcp_throttled.fleet.lease_book import Request
-from mptcp_throttled.fleet.lease_server import Answer, LeaseServer
-from mptcp_throttled.fleet.lease_server import field_of as field_of_rate
+from mptcp_throttled.fleet.lease_server import Answer, LeaseServer, field_of_rate
 from mptcp_throttled.fleet.leases import Statement
 from mptcp_throttled.fleet.members import FORGET_SECONDS, Record
 from mptcp_throttled.fleet.refusals import Refusals

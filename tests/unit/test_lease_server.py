@@ -18,7 +18,7 @@ from mptcp_throttle.model import Direction
 from mptcp_throttle.valkey.connection import ValkeyError
 from mptcp_throttle.valkey.lease_names import NAMES, RECORD, hash_of
 from mptcp_throttled.fleet.lease_book import Kept, LeaseBook, Request
-from mptcp_throttled.fleet.lease_server import ABOUT, LOST, LeaseServer, field_of
+from mptcp_throttled.fleet.lease_server import ABOUT, LOST, LeaseServer, field_of_rate
 from mptcp_throttled.fleet.lease_thread import LeaseThread
 from mptcp_throttled.fleet.leases import Statement, pool
 from mptcp_throttled.fleet.members import (
@@ -131,7 +131,7 @@ def test_rate_that_is_not_wanted_is_not_read_and_leaves_no_field(proxies: list[P
     one, _ = proxies
     one.book.want({KEY: WHOLE}, one.now)
     rounds(proxies, 2)
-    assert field_of(KEY, None) in hashes[hash_of("one")]
+    assert field_of_rate(KEY, None) in hashes[hash_of("one")]
     one.book.want({}, one.now)
     rounds(proxies, 4)
     assert set(hashes[hash_of("one")]) == {RECORD, LOST, ABOUT}
@@ -172,7 +172,7 @@ def test_claim_is_what_a_step_may_just_apply(proxies: list[Proxy], hashes: Hashe
     two.book.want({KEY: WHOLE}, two.now)
     rounds(proxies, 4)
     assert one.held == pytest.approx(15 / 32 + 1 / 64)
-    assert Statement.parse(hashes[hash_of("one")][field_of(KEY, None)].decode()).claim == pool(WHOLE)
+    assert Statement.parse(hashes[hash_of("one")][field_of_rate(KEY, None)].decode()).claim == pool(WHOLE)
 
 
 def test_server_away_or_full_leaves_the_last_lease_and_then_the_part(proxies: list[Proxy]) -> None:
@@ -225,7 +225,7 @@ def test_value_that_no_proxy_has_written_is_refused_and_harms_nobody(
     rounds(proxies, 2)
     join(hashes, "three")
     about = {**hashes[hash_of("three")], ABOUT: hashes[hash_of("one")][ABOUT]}
-    for damaged in (RECORD, LOST, ABOUT, field_of(KEY, None)):
+    for damaged in (RECORD, LOST, ABOUT, field_of_rate(KEY, None)):
         hashes[hash_of("three")] = {**about, damaged: value}
         rounds(proxies, 5)
         assert one.held == pytest.approx(30 / 32 + 1 / 64)
@@ -289,12 +289,12 @@ def test_proxy_that_is_one_too_many_is_named_and_ends_the_session(proxies: list[
 
 
 def test_statement_of_an_earlier_instance_is_deleted_in_the_end(hashes: Hashes) -> None:
-    hashes[hash_of("one")] = {field_of(KEY, None): b"0123456789abcdef 5 5"}
+    hashes[hash_of("one")] = {field_of_rate(KEY, None): b"0123456789abcdef 5 5"}
     one = Proxy("one", ModelConnection(hashes))
     rounds([one], int(HEARD_SECONDS))
-    assert field_of(KEY, None) in hashes[hash_of("one")]
+    assert field_of_rate(KEY, None) in hashes[hash_of("one")]
     rounds([one], 2)
-    assert field_of(KEY, None) not in hashes[hash_of("one")]
+    assert field_of_rate(KEY, None) not in hashes[hash_of("one")]
 
 
 def test_part_that_the_server_has_lost_is_told_to_who_joins(proxies: list[Proxy], hashes: Hashes) -> None:
@@ -328,7 +328,7 @@ def test_server_is_asked_only_for_rates_of_which_a_proxy_says_anything(proxies: 
     rounds(proxies, 4)
     one.connection.asked.clear()
     rounds([one], 1)
-    assert one.connection.asked[2] == (b"HMGET", hash_of("two"), field_of(KEY, None))
+    assert one.connection.asked[2] == (b"HMGET", hash_of("two"), field_of_rate(KEY, None))
 
 
 def test_only_rates_are_told_of_which_anything_else_is_stated(hashes: Hashes) -> None:
@@ -341,34 +341,34 @@ def test_only_rates_are_told_of_which_anything_else_is_stated(hashes: Hashes) ->
         answer = server.exchange(Request(writes, deletes, record, {}), 0.0)
         assert [*answer.statements] == ([] if deletes else [KEY])
         assert deletes or answer.statements[KEY] == {
-            name: Statement.parse(hashed[field_of(KEY, None)].decode())
+            name: Statement.parse(hashed[field_of_rate(KEY, None)].decode())
             for name in ("one", "two")
-            if field_of(KEY, None) in (hashed := hashes[hash_of(name)]) and name.encode() in hashes[NAMES]
+            if field_of_rate(KEY, None) in (hashed := hashes[hash_of(name)]) and name.encode() in hashes[NAMES]
         }
         return answer.changed
 
     assert changed({KEY: own}) == [KEY]
     assert changed({}) == []
-    hashes[hash_of("two")] |= {ABOUT: hashes[hash_of("one")][ABOUT], field_of(KEY, None): str(other).encode()}
+    hashes[hash_of("two")] |= {ABOUT: hashes[hash_of("one")][ABOUT], field_of_rate(KEY, None): str(other).encode()}
     assert changed({}) == [KEY]
     assert changed({}) == []
-    hashes[hash_of("two")][field_of(KEY, None)] = str(own).encode()
+    hashes[hash_of("two")][field_of_rate(KEY, None)] = str(own).encode()
     assert changed({}) == [KEY]
     del hashes[NAMES][b"two"]
     assert changed({}) == [KEY]
     hashes[NAMES][b"two"] = b""
     assert changed({}) == [KEY]
     hashes[hash_of("two")][ABOUT] = b""
-    del hashes[hash_of("two")][field_of(KEY, None)]
+    del hashes[hash_of("two")][field_of_rate(KEY, None)]
     assert changed({}) == [KEY]
     assert changed({}, (KEY,)) == []
     assert changed({KEY: own}) == [KEY]
 
 
 def test_name_of_a_rate_tells_nobody_without_the_secret_whose_it_is() -> None:
-    assert b"10.0.0.1" in field_of(KEY, None)
-    assert b"10.0.0.1" not in field_of(KEY, SECRET)
-    assert len({field_of(KEY._replace(direction=each), SECRET) for each in Direction}) == 2
+    assert b"10.0.0.1" in field_of_rate(KEY, None)
+    assert b"10.0.0.1" not in field_of_rate(KEY, SECRET)
+    assert len({field_of_rate(KEY._replace(direction=each), SECRET) for each in Direction}) == 2
 
 
 def test_second_proxy_of_the_same_name_is_named_as_the_reason(hashes: Hashes) -> None:

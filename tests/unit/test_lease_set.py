@@ -63,7 +63,7 @@ class Rounds:
 
 @pytest.fixture
 def rounds() -> Rounds:
-    """All of whose leases are at rest."""
+    """All of whose leases are settled."""
     made = Rounds()
     for _ in range(3):
         assert made.round()

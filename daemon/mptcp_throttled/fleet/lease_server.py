@@ -65,7 +65,7 @@ class Answer(NamedTuple):
     refused: Sequence[str]
 
 
-def field_of(key: RateKey, secret: bytes | None) -> bytes:
+def field_of_rate(key: RateKey, secret: bytes | None) -> bytes:
     """Of the statement about a rate: with a `secret`, only who has it can tell whose rate; None: it says so."""
     whose = f"{key.network}:{key.client}:{key.direction}".encode()
     return whose if secret is None else blake2b(whose, key=secret, digest_size=_DIGEST_BYTES).hexdigest().encode()
@@ -73,13 +73,13 @@ def field_of(key: RateKey, secret: bytes | None) -> bytes:
 
 @dataclasses.dataclass(slots=True)
 class _Hash:
-    """What a proxy has stated: marks of all rates as they are there, and the `values` that were read last, by field.
+    """What a proxy has stated: `about` which rates, as `checksums` of their fields, and what was read last, by field.
 
     `fields` are those that are of use here, None: not known yet; `command` reads them.
     """
 
     about: bytes = b""
-    marks: set[int] = dataclasses.field(default_factory=set)
+    checksums: set[int] = dataclasses.field(default_factory=set)
     fields: Sequence[bytes] | None = None
     command: bytes = b""
     values: dict[bytes, Reply] = dataclasses.field(default_factory=dict)
@@ -92,7 +92,7 @@ class _Rate(NamedTuple):
     stated: dict[str, Statement]
 
 
-class _Asked(NamedTuple):
+class _Query(NamedTuple):
     """A command that reads `number` values of a proxy's hash."""
 
     proxy: str
@@ -120,17 +120,17 @@ class LeaseServer:
         self._earlier: set[bytes] = set()
         self._fields: dict[RateKey, bytes] = {}
         self._rates: dict[bytes, _Rate] = {}
-        self._by_mark: dict[int, list[bytes]] = {}
+        self._by_checksum: dict[int, list[bytes]] = {}
         self._hashes: dict[str, _Hash] = {}
         self._statements: dict[RateKey, dict[str, Statement]] = {}
 
     def records(self, unread: Collection[str] = ()) -> dict[str, Record]:
         """The records of all proxies, if the server takes writes."""
-        earlier, _, names = self._joined([encoded(b"HKEYS", self._own)], _MOST_OWN_BYTES)
+        earlier, _, names = self._replies_and_names([encoded(b"HKEYS", self._own)], _MOST_OWN_BYTES)
         if not isinstance(earlier, tuple):
             raise HashTooLong(self._name)
         self._earlier = {field for field in earlier if isinstance(field, bytes)} - {RECORD, LOST, ABOUT}
-        records, _ = self._stated(_names(names, []), unread, [])
+        records, _ = self._read_records(_names(names, []), unread, [])
         return records
 
     def exchange(self, request: Request, sent: float, unread: Collection[str] = ()) -> Answer:
@@ -138,12 +138,12 @@ class LeaseServer:
         refused: list[str] = []
         self._began = sent if self._began is None else self._began
         stated = [(self._field(key), str(statement).encode()) for key, statement in request.writes.items()]
-        deleted = [self._left(key) for key in request.deletes]
+        deleted = [self._drop_field(key) for key in request.deletes]
         if sent - self._began >= HEARD_SECONDS:
             # What an earlier instance may have had in the kernel until now.
             deleted += self._earlier
             self._earlier.clear()
-        about = array("I", chain(self._by_mark, map(_mark, self._earlier))).tobytes()
+        about = array("I", chain(self._by_checksum, map(_checksum, self._earlier))).tobytes()
         about_self = ((RECORD, str(request.record).encode()), (LOST, _lost_text(request.lost)), (ABOUT, about))
         commands = [
             *(encoded(b"HSET", self._own, *chain.from_iterable(batch)) for batch in _batches(stated)),
@@ -152,9 +152,9 @@ class LeaseServer:
             encoded(b"EXPIRE", self._own, _KEPT_SECONDS),
             *(encoded(b"HDEL", self._own, *batch) for batch in _batches(deleted)),
         ]
-        replies = self._joined(commands, 0)
+        replies = self._replies_and_names(commands, 0)
         first = replies[-(-len(stated) // _BATCH)]
-        records, listed = self._stated(_names(replies[-1], refused), unread, refused)
+        records, listed = self._read_records(_names(replies[-1], refused), unread, refused)
         last, changed = self._read(listed, refused)
         return Answer(Round(sent, _record(first), records, last), self._statements, changed, refused)
 
@@ -163,49 +163,49 @@ class LeaseServer:
         self._connection.close()
 
     def _field(self, key: RateKey) -> bytes:
-        """That of the statement about a rate, which is read from now on."""
+        """The field of the statement about a rate, which is read from now on."""
         field = self._fields.get(key)
         if field is None:
-            field = self._fields[key] = field_of(key, self._secret)
+            field = self._fields[key] = field_of_rate(key, self._secret)
             stated = self._statements[key] = {}
             self._rates[field] = _Rate(key, stated)
-            self._by_mark.setdefault(_mark(field), []).append(field)
+            self._by_checksum.setdefault(_checksum(field), []).append(field)
             self._earlier.discard(field)
             self._forget_fields()
         return field
 
-    def _left(self, key: RateKey) -> bytes:
-        """That of a rate of which nothing is read any more."""
+    def _drop_field(self, key: RateKey) -> bytes:
+        """The field of the statement about a rate, which is read no more."""
         field = self._fields.pop(key)
         del self._rates[field], self._statements[key]
-        of_mark = self._by_mark[_mark(field)]
-        of_mark.remove(field)
-        if not of_mark:
-            del self._by_mark[_mark(field)]
+        of_checksum = self._by_checksum[_checksum(field)]
+        of_checksum.remove(field)
+        if not of_checksum:
+            del self._by_checksum[_checksum(field)]
         self._forget_fields()
         return field
 
     def _forget_fields(self) -> None:
-        for stated in self._hashes.values():
-            stated.fields = None
+        for hashed in self._hashes.values():
+            hashed.fields = None
 
-    def _joined(self, commands: Sequence[bytes], most_bytes: int) -> list[Reply]:
-        """The replies to commands, and to two more: add the own name, and read all."""
+    def _replies_and_names(self, commands: Sequence[bytes], most_bytes: int) -> list[Reply]:
+        """The replies to commands, and to two more: add the own name, and read all names."""
         join = encoded(b"HSET", NAMES, self._name.encode(), b""), encoded(b"HKEYS", NAMES)
         try:
-            return self._asked([*commands, *join], most_bytes + _MOST_NAMES * (_NAME_BYTES + 16))
+            return self._replies_to([*commands, *join], most_bytes + _MOST_NAMES * (_NAME_BYTES + 16))
         except RefusedReply as error:
             raise ValkeyError(f"{NAMES.decode()} is too long, or no hash") from error
 
-    def _stated(
+    def _read_records(
         self, names: Sequence[str], unread: Collection[str], refused: list[str]
     ) -> tuple[dict[str, Record], list[str]]:
-        """The records of all proxies, and those who have told about which rates they have stated anything."""
-        asked = [_Asked.of(name, RECORD, LOST, ABOUT) for name in names if name not in unread]
+        """The records of all proxies, and which proxies have a list of the rates about which they state anything."""
+        queries = [_Query.of(name, RECORD, LOST, ABOUT) for name in names if name not in unread]
         records: dict[str, Record] = {}
         told: dict[str, Record] = {}
         listed = []
-        for (name, _, _), reply in zip(asked, self._values(asked, _LOST_BYTES + _MOST_ABOUT_BYTES), strict=True):
+        for (name, _, _), reply in zip(queries, self._values(queries, _LOST_BYTES + _MOST_ABOUT_BYTES), strict=True):
             match reply:
                 case (None, _, _):
                     pass
@@ -229,37 +229,37 @@ class LeaseServer:
 
     def _note_about(self, name: str, reply: Reply) -> None:
         """Raises ValueError."""
-        about, stated = reply if isinstance(reply, bytes) else b"", self._hashes.setdefault(name, _Hash())
-        if about != stated.about:
-            stated.marks = _marks(about)
-            stated.about, stated.fields = about, None
+        about, hashed = reply if isinstance(reply, bytes) else b"", self._hashes.setdefault(name, _Hash())
+        if about != hashed.about:
+            hashed.checksums = _checksums(about)
+            hashed.about, hashed.fields = about, None
 
     def _read(self, listed: Sequence[str], refused: list[str]) -> tuple[Record | None, list[RateKey]]:
         """Read what all proxies state, and the record of this one last. The rates of which anything has changed."""
         changed: set[bytes] = set()
-        asked: list[_Asked] = []
+        queries: list[_Query] = []
         for name in (*(name for name in listed if name != self._name), self._name):
-            stated = self._hashes.setdefault(name, _Hash())
-            if stated.fields is None:
-                stated.fields = self._fields_of(name, stated.marks)
-                stated.command = encoded(b"HMGET", hash_of(name), *stated.fields)
-            if stated.fields:
-                asked.append(_Asked(name, stated.command, len(stated.fields)))
-        for name in self._hashes.keys() - {each.proxy for each in asked}:
+            hashed = self._hashes.setdefault(name, _Hash())
+            if hashed.fields is None:
+                hashed.fields = self._fields_of(name, hashed.checksums)
+                hashed.command = encoded(b"HMGET", hash_of(name), *hashed.fields)
+            if hashed.fields:
+                queries.append(_Query(name, hashed.command, len(hashed.fields)))
+        for name in self._hashes.keys() - {each.proxy for each in queries}:
             changed |= self._note_values(name, {}, refused)
         reply: Reply = None
-        for (name, _, _), reply in zip(asked, self._values(asked, 0), strict=True):
+        for (name, _, _), reply in zip(queries, self._values(queries, 0), strict=True):
             fields = self._hashes[name].fields or ()
             values = dict(zip(fields, reply if isinstance(reply, tuple) else (), strict=False))
             values.pop(RECORD, None)
             changed |= self._note_values(name, values, refused)
         return _record(reply[0] if isinstance(reply, tuple) else None), [self._rates[field].key for field in changed]
 
-    def _fields_of(self, name: str, marks: Set[int]) -> Sequence[bytes]:
+    def _fields_of(self, name: str, checksums: Set[int]) -> Sequence[bytes]:
         """Those of which a proxy may have a value that is of use here."""
         if name == self._name:
             return RECORD, *self._rates
-        return [field for mark in self._by_mark.keys() & marks for field in self._by_mark[mark]]
+        return [field for checksum in self._by_checksum.keys() & checksums for field in self._by_checksum[checksum]]
 
     def _note_values(self, name: str, values: dict[bytes, Reply], refused: list[str]) -> set[bytes]:
         """The fields of which a proxy states something else than before."""
@@ -277,16 +277,16 @@ class LeaseServer:
                     refused.append(_problem(name, value, error))
         return changed
 
-    def _values(self, asked: Sequence[_Asked], most: int) -> Iterator[Reply]:
+    def _values(self, queries: Sequence[_Query], most: int) -> Iterator[Reply]:
         """The values of fields in the hashes of proxies, which have up to `most` bytes beside statements."""
-        for batch in _batches(asked, MOST_MEMBERS):
+        for batch in _batches(queries, MOST_MEMBERS):
             bounds = (most + each.number * (_VALUE_BYTES + 16) for each in batch)
             try:
-                yield from self._asked([each.command for each in batch], sum(bounds))
+                yield from self._replies_to([each.command for each in batch], sum(bounds))
             except RefusedReply as error:
                 raise HashTooLong(batch[error.place.number].proxy) from error
 
-    def _asked(self, commands: Sequence[bytes], most_bytes: int) -> list[Reply]:
+    def _replies_to(self, commands: Sequence[bytes], most_bytes: int) -> list[Reply]:
         replies = self._connection.ask(commands, most_bytes + len(commands) * (_VALUE_BYTES + 256))
         for reply in replies:
             if isinstance(reply, ErrorReply) and reply.code != "WRONGTYPE":
@@ -308,7 +308,7 @@ def _names(reply: Reply, refused: list[str]) -> list[str]:
     return [text for text in texts if is_name(text)]
 
 
-def _mark(field: bytes) -> int:
+def _checksum(field: bytes) -> int:
     """What stands for it in an array of this host, whose bytes are those of the checksum in network order."""
     return int.from_bytes(crc32(field).to_bytes(4, "big"), sys.byteorder)
 
@@ -321,7 +321,7 @@ def _bounded(reply: Reply, most: int) -> bytes:
     return value
 
 
-def _marks(reply: Reply) -> set[int]:
+def _checksums(reply: Reply) -> set[int]:
     """Raises ValueError."""
     text = _bounded(reply, _MOST_ABOUT_BYTES)
     if len(text) % 4:

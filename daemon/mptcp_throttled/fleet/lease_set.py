@@ -1,6 +1,6 @@
 """The leases of a proxy, of which a round looks only at those that anything may have changed.
 
-Of ten thousand clients, few ask for something else in a second. A lease that is at rest is looked at again once
+Of ten thousand clients, few ask for something else in a second. A lease that is settled is looked at again once
 something else is wanted of it, or stated by any proxy, or once the fleet is another one: nothing else changes what a
 lease says or holds. `tests/unit/test_leases.py` searches for a fault of the rule through this module.
 """
@@ -35,7 +35,7 @@ class LeaseSet(Generic[Key]):
         self.amounts: Mapping[Key, int] = amounts
         self._leases = {key: Lease(amount, Statement(0, amount, amount)) for key, amount in amounts.items()}
         self._wanted: Mapping[Key, int] = {key: floor(whole, standing) + amount for key, amount in amounts.items()}
-        self._restless = dict(self._leases)
+        self._unsettled = dict(self._leases)
         self._follow_all(Divisible.of(whole, standing), now)
 
     @property
@@ -60,18 +60,18 @@ class LeaseSet(Generic[Key]):
             if lease is None:
                 lease = new[key] = Lease()
                 lease.follow(self._divisible, now)
-            self._restless[key] = lease
+            self._unsettled[key] = lease
         self._leases |= new
         self._note(new)
 
     def begin(self) -> None:
         """A session begins: all is to be stated."""
-        self._restless = dict(self._leases)
+        self._unsettled = dict(self._leases)
 
     def follow(self, standing: Standing, now: float) -> None:
         """What time alone changes, which it does by what is known of the fleet."""
         if standing != self._divisible.standing:
-            self._restless = dict(self._leases)
+            self._unsettled = dict(self._leases)
             self._follow_all(Divisible.of(self._whole, standing), now)
 
     def _follow_all(self, divisible: Divisible, now: float) -> None:
@@ -89,11 +89,11 @@ class LeaseSet(Generic[Key]):
         writes: dict[Key, Statement] = {}
         deletes = []
         session = self._divisible.standing.session
-        for key, lease in list(self._restless.items()):
+        for key, lease in list(self._unsettled.items()):
             wanted = max(self._wanted.get(key, 0) - base, 0)
             written = None if lease.stated is None or lease.stated.session != session else lease.stated
-            if wanted and lease.is_at_rest and written is not None and written.wanted == wanted:
-                del self._restless[key]
+            if wanted and lease.is_settled and written is not None and written.wanted == wanted:
+                del self._unsettled[key]
                 continue
             given = applied(key)
             if wanted or lease.amount or given or (written is not None and (written.claim or written.wanted)):
@@ -102,7 +102,7 @@ class LeaseSet(Generic[Key]):
                     writes[key] = statement
                 continue
             lease.leave()
-            del self._restless[key]
+            del self._unsettled[key]
             if written is not None:
                 deletes.append(key)
             if not self._wanted.get(key, 0):
@@ -122,13 +122,13 @@ class LeaseSet(Generic[Key]):
         is_new = standing != self._divisible.standing
         if is_new:
             self._divisible = Divisible.of(self._whole, standing)
-        self._restless |= self._leases if is_new else {key: self._leases[key] for key in changed}
+        self._unsettled |= self._leases if is_new else {key: self._leases[key] for key in changed}
         goes_on = True
-        for key, lease in self._restless.items():
+        for key, lease in self._unsettled.items():
             stated = statements.get(key)
             if stated is not None:
                 goes_on &= lease.read(stated, self._divisible, now)
-        self._note(self._restless)
+        self._note(self._unsettled)
         return goes_on
 
     def _note(self, leases: Mapping[Key, Lease]) -> None:

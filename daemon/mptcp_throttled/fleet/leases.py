@@ -131,13 +131,13 @@ class _Over(NamedTuple):
 class Lease:
     """What this proxy holds of the pool of one rate: `amount`, in bits/s. Times are monotonic seconds of this host.
 
-    `is_at_rest`: neither time nor a round changes anything until something else is wanted, read, or known of the fleet.
+    `is_settled`: neither time nor a round changes anything until something else is wanted, read, or known of the fleet.
     The kernel does not either: it has no more than is claimed.
     """
 
     amount: int = 0
     stated: Statement | None = None
-    is_at_rest: bool = False
+    is_settled: bool = False
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _over: dict[str, _Over] = field(default_factory=dict)
 
@@ -168,18 +168,18 @@ class Lease:
         self.amount = min(self.amount, target)
         if standing.may_raise and self.stated.session == standing.session:
             self.amount = max(self.amount, min(self.stated.claim, target, room))
-        self.is_at_rest = self.stated.claim == target and not self._waits(statements, standing, now)
+        self.is_settled = self.stated.claim == target and not self._waits(statements, standing, now)
         return True
 
     def leave(self) -> None:
         """Nothing is stated any more: others would not know what this proxy wants."""
-        self.stated, self.is_at_rest = None, False
+        self.stated, self.is_settled = None, False
         self._seen.clear()
         self._over.clear()
 
     def follow(self, divisible: Divisible, now: float) -> None:
         """Hold less, or the part of the pool, as time and what is known of the fleet ask for."""
-        self.is_at_rest = False
+        self.is_settled = False
         if divisible.standing.phase is not Phase.IN_CONTACT:
             self._over.clear()
         match divisible.standing.phase:
