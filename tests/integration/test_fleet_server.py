@@ -27,9 +27,9 @@ from mptcp_throttled.fleet.lease_server import Answer, LeaseServer, field_of_rat
 from mptcp_throttled.fleet.leases import Statement
 from mptcp_throttled.fleet.members import FORGET_SECONDS, Record
 from mptcp_throttled.fleet.refusals import Refusals
-from mptcp_throttled.fleet.thread import FleetThread, Identity
 from mptcp_throttled.fleet.totals import LOWER_SECONDS
-from mptcp_throttled.fleet.valkey import connect
+from mptcp_throttled.fleet.totals_server import connect
+from mptcp_throttled.fleet.totals_thread import Identity, TotalsThread
 from mptcp_throttled.vocabulary.fleet import LATE_SECONDS, OwnTotal, Presence, RateKey
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Proxy:
         self.ledger = ModelLedger()
         self.field = field_of(name, "00000000")
         parsed = ServerUrl.parse(url)
-        self.thread = FleetThread(
+        self.thread = TotalsThread(
             name,
             LINK,
             self.ledger,

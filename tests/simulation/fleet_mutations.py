@@ -11,12 +11,12 @@ from mutations import Mutation
 from mptcp_throttled.accounting import sharing
 from mptcp_throttled.accounting.budget_account import BudgetAccount
 from mptcp_throttled.accounting.history import History
-from mptcp_throttled.fleet import book, thread, totals
-from mptcp_throttled.fleet.book import Book
+from mptcp_throttled.fleet import totals, totals_book, totals_thread
 from mptcp_throttled.fleet.keys import name_of
-from mptcp_throttled.fleet.thread import FleetThread
 from mptcp_throttled.fleet.totals import BelievedTotal, merged
-from mptcp_throttled.fleet.valkey import ValkeyExchange
+from mptcp_throttled.fleet.totals_book import TotalsBook
+from mptcp_throttled.fleet.totals_server import ValkeyExchange
+from mptcp_throttled.fleet.totals_thread import TotalsThread
 from mptcp_throttled.lifecycle import fleet_member
 from mptcp_throttled.vocabulary.fleet import OwnTotal
 
@@ -35,14 +35,14 @@ def _ledgers_have_no_identifier(patch: pytest.MonkeyPatch) -> None:
 
 
 def _own_total_is_read_back(patch: pytest.MonkeyPatch) -> None:
-    believe = FleetThread._believe
+    believe = TotalsThread._believe
 
-    def with_own(each: FleetThread, *given: Any) -> None:  # noqa: ANN401
+    def with_own(each: TotalsThread, *given: Any) -> None:  # noqa: ANN401
         own, each._field = each._field, ""
         believe(each, *given)
         each._field = own
 
-    patch.setattr(FleetThread, "_believe", with_own)
+    patch.setattr(TotalsThread, "_believe", with_own)
     patch.setattr(ValkeyExchange, "rest", lambda _, content, __: content)
 
 
@@ -50,7 +50,7 @@ def _periods_share_a_hash(patch: pytest.MonkeyPatch) -> None:
     def without_period(total: OwnTotal, secret: bytes | None) -> bytes:
         return name_of(total._replace(period=total.period._replace(start=0.0)), secret)
 
-    patch.setattr(thread, "name_of", without_period)
+    patch.setattr(totals_thread, "name_of", without_period)
 
 
 def _others_of_the_last_period_count(patch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def _totals_that_are_missing_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     def forgetful(believed: Mapping[str, BelievedTotal], read: Mapping[str, int], *given: float) -> Any:  # noqa: ANN401
         return merged({field: believed[field] for field in believed.keys() & read}, read, *given)
 
-    patch.setattr(book, "merged", forgetful)
+    patch.setattr(totals_book, "merged", forgetful)
 
 
 def _lower_totals_are_believed_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -78,23 +78,23 @@ def _lies_are_believed(patch: pytest.MonkeyPatch) -> None:
     ) -> Any:  # noqa: ANN401
         return merged(believed, read, now, age, 1e30)
 
-    patch.setattr(book, "merged", unbounded)
+    patch.setattr(totals_book, "merged", unbounded)
 
 
 def _lost_totals_are_not_written_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Book, "note_lost", lambda *_: None)
+    patch.setattr(TotalsBook, "note_lost", lambda *_: None)
 
 
 def _failed_publishing_is_taken_for_done(patch: pytest.MonkeyPatch) -> None:
-    due = Book.due_to_publish
+    due = TotalsBook.due_to_publish
 
-    def done(each: Book, tick: int) -> Any:  # noqa: ANN401
+    def done(each: TotalsBook, tick: int) -> Any:  # noqa: ANN401
         entries = due(each, tick)
         each.note_published(entries)
         return entries
 
-    patch.setattr(Book, "due_to_publish", done)
-    patch.setattr(Book, "note_lost", lambda *_: None)
+    patch.setattr(TotalsBook, "due_to_publish", done)
+    patch.setattr(TotalsBook, "note_lost", lambda *_: None)
 
 
 def _hashes_never_expire(patch: pytest.MonkeyPatch) -> None:
@@ -113,18 +113,18 @@ def _identifiers_are_written_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def _idle_clients_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    forget = Book.forget_idle
+    forget = TotalsBook.forget_idle
 
-    def wholly(each: Book, now: float) -> None:
+    def wholly(each: TotalsBook, now: float) -> None:
         forget(each, now)
         each._kept.clear()
 
-    patch.setattr(Book, "forget_idle", wholly)
+    patch.setattr(TotalsBook, "forget_idle", wholly)
 
 
 def _what_is_near_a_stage_waits_its_turn(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(book, "_NEAR_SECONDS", 0.0)
-    patch.setattr(book, "_BEGIN_SECONDS", 0.0)
+    patch.setattr(totals_book, "_NEAR_SECONDS", 0.0)
+    patch.setattr(totals_book, "_BEGIN_SECONDS", 0.0)
 
 
 def _all(*functions: Callable[[pytest.MonkeyPatch], None]) -> tuple[Mutation, ...]:

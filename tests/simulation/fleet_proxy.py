@@ -30,7 +30,7 @@ from mptcp_throttled.accounting.budget_account import BudgetAccount
 from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.fleet.exchange import ExchangeError
 from mptcp_throttled.fleet.refusals import Refusals
-from mptcp_throttled.fleet.thread import TICK_SECONDS, FleetThread
+from mptcp_throttled.fleet.totals_thread import TICK_SECONDS, TotalsThread
 from mptcp_throttled.lifecycle.fleet_member import fleet_member
 from mptcp_throttled.observing.observer import pause_after
 from mptcp_throttled.vocabulary.allowances import StageAhead
@@ -98,7 +98,7 @@ class FleetProxy:
         self.sockets: dict[FourTuple, ModelSocket] = {}
         self.mirror = ByteMirror(self, lambda *_: False)
         self.accounts: Accounts | None = None
-        self.thread: FleetThread
+        self.thread: TotalsThread
         self.ledger: Ledger
         self.tick_due = self.observe_due = self.started_at = -math.inf
         self.pause = 0.0
@@ -248,7 +248,7 @@ class FleetProxy:
         self._log.note(self._state, self.clock.monotonic())
 
     def tick(self) -> None:
-        """One tick of the thread of the fleet, which pauses as `FleetThread.run` does."""
+        """One tick of the thread of the fleet, which pauses as `TotalsThread.run` does."""
         waited = 0.0
         try:
             self.thread.step(self.clock.monotonic())

@@ -15,7 +15,7 @@ from timeline import Timeline, VirtualClock
 from mptcp_throttle.valkey.connection import Connection, ValkeyError
 from mptcp_throttle.valkey.resp import bulk
 from mptcp_throttled.fleet.members import LEASE_SECONDS
-from mptcp_throttled.fleet.valkey import ANSWER_SECONDS
+from mptcp_throttled.fleet.totals_server import ANSWER_SECONDS
 
 if TYPE_CHECKING:
     import socket

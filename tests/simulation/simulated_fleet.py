@@ -21,7 +21,7 @@ from timeline import Timeline, VirtualClock, stream
 
 import mptcp_throttle.valkey.connect
 import mptcp_throttled.accounting.history
-import mptcp_throttled.fleet.thread
+import mptcp_throttled.fleet.totals_thread
 from mptcp_throttle.config.load import load_config
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class SimulatedFleet:
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         clocks = SimpleNamespace(time=lambda: self._present.clock.time(), monotonic=lambda: self.clock.now)
-        patch.setattr(mptcp_throttled.fleet.thread, "time", clocks)
+        patch.setattr(mptcp_throttled.fleet.totals_thread, "time", clocks)
         patch.setattr(mptcp_throttle.valkey.connect, "Connection", SimpleNamespace(open=self._connect))
         identifiers = SimpleNamespace(token_hex=lambda size: f"{self._random.getrandbits(8 * size):0{2 * size}x}")
         patch.setattr(mptcp_throttled.accounting.history, "secrets", identifiers)

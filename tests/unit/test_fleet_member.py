@@ -16,7 +16,7 @@ from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.accounting.ledger_rows import LedgerChanges
 from mptcp_throttled.fleet.exchange import ExchangeError
 from mptcp_throttled.fleet.refusals import Refusals
-from mptcp_throttled.fleet.thread import FleetThread
+from mptcp_throttled.fleet.totals_thread import TotalsThread
 from mptcp_throttled.lifecycle.fleet_member import fleet_member
 from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
 from mptcp_throttled.vocabulary.clock import Clock
@@ -30,7 +30,7 @@ def history(tmp_path: Path) -> Iterator[History]:
     made.close()
 
 
-def member(history: History, **settings: object) -> FleetThread:
+def member(history: History, **settings: object) -> TotalsThread:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     section = FleetSection.model_validate({"url": f"valkey://127.0.0.1:{port}", "name": "proxy-1", **settings})

@@ -6,19 +6,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_fleet_thread import LINK, ModelExchange, Server
 from test_ledger import BERLIN, MONTHLY, NOVEMBER, ONE, network, to
 from test_shared_budgets import BEGIN, KEY
+from test_totals_thread import LINK, ModelExchange, Server
 
 from mptcp_throttle.periods import Period
 from mptcp_throttled.accounting.history import History
 from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.accounting.ledger_rows import LedgerChanges, StoredPeriod
-from mptcp_throttled.fleet import thread
+from mptcp_throttled.fleet import totals_thread
 from mptcp_throttled.fleet.keys import field_of, name_of
 from mptcp_throttled.fleet.refusals import Refusals
-from mptcp_throttled.fleet.thread import TICK_SECONDS, FleetThread, Identity
 from mptcp_throttled.fleet.totals import LOWER_SECONDS
+from mptcp_throttled.fleet.totals_thread import TICK_SECONDS, Identity, TotalsThread
 from mptcp_throttled.vocabulary.fleet import Elsewhere, OwnTotal, Scope, UsedElsewhere
 
 HASH = name_of(OwnTotal(KEY, ONE, Period(BEGIN, BEGIN + 1), 0, 0.0), None)
@@ -45,7 +45,7 @@ class Proxy:
         def ignore(_: object) -> None:
             pass
 
-        self.thread = FleetThread("proxy-1", LINK, self, lambda: Identity(OWN, None), connect, Refusals(), ignore)
+        self.thread = TotalsThread("proxy-1", LINK, self, lambda: Identity(OWN, None), connect, Refusals(), ignore)
 
     def restart(self) -> None:
         assert self._history.flush(NOVEMBER, self.now, {}, self.ledger.changes())
@@ -75,7 +75,7 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setattr(thread, "time", SimpleNamespace(time=lambda: NOVEMBER, monotonic=lambda: 0.0))
+    monkeypatch.setattr(totals_thread, "time", SimpleNamespace(time=lambda: NOVEMBER, monotonic=lambda: 0.0))
     return Server({HASH: {OTHER: 400, LOST: 300}})
 
 

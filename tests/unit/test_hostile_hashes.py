@@ -11,13 +11,13 @@ from model_ledger import KEY, PERIOD, ModelLedger
 from model_valkey import Hashes, ModelConnection
 
 from mptcp_throttled.answers import status
-from mptcp_throttled.fleet.book import FAR_ROUNDS, ROUND_TICKS, Entry
 from mptcp_throttled.fleet.exchange import ExchangeError
 from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES, field_of, name_of
 from mptcp_throttled.fleet.long_values import FIRST_SECONDS, MOST_OF_FIELD, UNREAD_SECONDS
 from mptcp_throttled.fleet.refusals import Refusals
-from mptcp_throttled.fleet.thread import TICK_SECONDS, FleetThread, Identity
-from mptcp_throttled.fleet.valkey import ValkeyExchange
+from mptcp_throttled.fleet.totals_book import FAR_ROUNDS, ROUND_TICKS, Entry
+from mptcp_throttled.fleet.totals_server import ValkeyExchange
+from mptcp_throttled.fleet.totals_thread import TICK_SECONDS, Identity, TotalsThread
 from mptcp_throttled.vocabulary.clock import Now
 from mptcp_throttled.vocabulary.fleet import GONE_SECONDS, LATE_SECONDS, OwnTotal
 
@@ -40,7 +40,7 @@ class Proxy:
             return ValkeyExchange(self.connections[-1], own)  # type: ignore[arg-type]
 
         identify = lambda: Identity(self.field, None)  # noqa: E731
-        self.thread = FleetThread(name, 1e9, self.ledger, identify, connect, Refusals(), lambda _: None)
+        self.thread = TotalsThread(name, 1e9, self.ledger, identify, connect, Refusals(), lambda _: None)
         self.ledger.carry(CLIENT, 100)
         self.run(ALL_SECONDS)
 

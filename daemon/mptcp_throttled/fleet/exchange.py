@@ -1,4 +1,4 @@
-"""The exchange of totals, as `FleetThread` knows it: publish totals, and read what others have published.
+"""The exchange of totals, as `TotalsThread` knows it: publish totals, and read what others have published.
 
 Beside them, each proxy reports of itself.
 """

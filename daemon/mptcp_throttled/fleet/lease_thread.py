@@ -11,11 +11,11 @@ from itertools import count
 from typing import Final
 
 from mptcp_throttle.valkey.connection import ValkeyError
-from mptcp_throttled.fleet.book import REFUSED_SECONDS
 from mptcp_throttled.fleet.lease_book import LeaseBook
 from mptcp_throttled.fleet.lease_server import HashTooLong, LeaseServer
 from mptcp_throttled.fleet.members import FORGET_SECONDS, MOST_MEMBERS, ROUND_SECONDS, Record
 from mptcp_throttled.fleet.refusals import Refusals
+from mptcp_throttled.fleet.totals_book import REFUSED_SECONDS
 from mptcp_throttled.vocabulary.fleet import LeaseState
 
 _log = logging.getLogger("mptcp-throttled")

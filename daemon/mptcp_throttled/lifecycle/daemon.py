@@ -57,7 +57,7 @@ from mptcp_throttled.vocabulary.fleet import Load, SharedRates
 
 if TYPE_CHECKING:
     from mptcp_throttled.control.policy_follower import PolicyFollower
-    from mptcp_throttled.fleet.thread import FleetThread
+    from mptcp_throttled.fleet.totals_thread import TotalsThread
     from mptcp_throttled.lifecycle.fleet_member import SharedLeases
 
 _log = logging.getLogger("mptcp-throttled")
@@ -107,7 +107,7 @@ class Daemon:
         ledger = Ledger(self._history.budgets(), synchronised, is_shared=url is not None)
         ledger.configure(config.networks, config.time_zone, clock.time())
         self._accounts = accounts = Accounts(self._history, ledger, clock, config.proxies, self._note_budgets)
-        self._fleet: FleetThread | None = None
+        self._fleet: TotalsThread | None = None
         self._leases: SharedLeases | None = None
         if url is not None:
             from mptcp_throttled.fleet.refusals import Refusals

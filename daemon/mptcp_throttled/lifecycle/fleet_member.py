@@ -19,8 +19,8 @@ from mptcp_throttled.fleet.lease_server import LeaseServer
 from mptcp_throttled.fleet.lease_thread import LeaseThread
 from mptcp_throttled.fleet.members import Members
 from mptcp_throttled.fleet.refusals import Refusals
-from mptcp_throttled.fleet.thread import FleetThread, Identity
-from mptcp_throttled.fleet.valkey import ANSWER_SECONDS, ValkeyExchange, connect
+from mptcp_throttled.fleet.totals_server import ANSWER_SECONDS, ValkeyExchange, connect
+from mptcp_throttled.fleet.totals_thread import Identity, TotalsThread
 from mptcp_throttled.lifecycle.kept_leases import KeptLeases
 from mptcp_throttled.vocabulary.events import Event
 from mptcp_throttled.vocabulary.fleet import LeaseState, Load, SharedRates
@@ -34,7 +34,7 @@ def fleet_member(
     refusals: Refusals,
     tell: Callable[[Event], None],
     load: Callable[[], Load],
-) -> FleetThread:
+) -> TotalsThread:
     """The thread that shares what is used of budgets, and what this proxy carries (`load`); it is not started.
 
     `tell` is told of its events.
@@ -53,7 +53,7 @@ def fleet_member(
     link = fleet.link.bits_per_second / 8
     read_at = history.read_at
     exchanged_at = None if read_at is None else time.monotonic() - max(time.time() - read_at, 0.0)
-    return FleetThread(name, link, accounts, identify, exchange, refusals, tell, load, exchanged_at)
+    return TotalsThread(name, link, accounts, identify, exchange, refusals, tell, load, exchanged_at)
 
 
 class SharedLeases:

@@ -21,7 +21,7 @@ from mptcp_throttled.fleet.lease_server import LeaseServer
 from mptcp_throttled.fleet.lease_thread import LeaseThread
 from mptcp_throttled.fleet.members import Members
 from mptcp_throttled.fleet.refusals import Refusals
-from mptcp_throttled.fleet.valkey import ANSWER_SECONDS
+from mptcp_throttled.fleet.totals_server import ANSWER_SECONDS
 from mptcp_throttled.vocabulary.fleet import WHOLE, RateKey
 
 _FIRST: Final = IPv4Address("10.0.0.1")

@@ -31,8 +31,8 @@ from mptcp_throttled.accounting.ledger import Carried, Ledger
 from mptcp_throttled.accounting.ledger_rows import StoredAccount, StoredPeriod
 from mptcp_throttled.fleet.keys import field_of, name_of
 from mptcp_throttled.fleet.refusals import Refusals
-from mptcp_throttled.fleet.thread import TICK_SECONDS, FleetThread, Identity
-from mptcp_throttled.fleet.valkey import connect
+from mptcp_throttled.fleet.totals_server import connect
+from mptcp_throttled.fleet.totals_thread import TICK_SECONDS, Identity, TotalsThread
 from mptcp_throttled.vocabulary.budgets import AccountKey, BudgetChange, LevelReached, Subject, Use
 from mptcp_throttled.vocabulary.fleet import FAR_SECONDS, OwnTotal, Scope, UsedElsewhere
 
@@ -144,7 +144,7 @@ class _Proxy:
         self._unknown: dict[int, deque[tuple[float, int]]] = {}
         self.others: Sequence[_Proxy] = ()
         identity = Identity(field_of(f"proxy-{number}", "00000000"), SECRET)
-        self._thread = FleetThread(
+        self._thread = TotalsThread(
             f"proxy-{number}",
             1e9,
             self,

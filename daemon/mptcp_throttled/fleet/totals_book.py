@@ -100,7 +100,7 @@ class Entry:
         return UsedElsewhere(self.total.key, self.total.subject, self.total.period.start, self.elsewhere)
 
 
-class Book:
+class TotalsBook:
     """The entries of all that this proxy has carried lately. For one thread.
 
     `name_of` gives the name of a total's hash.

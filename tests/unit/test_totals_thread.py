@@ -9,12 +9,12 @@ import pytest
 from model_ledger import KEY, PERIOD, ModelLedger
 
 from mptcp_throttle.periods import Period
-from mptcp_throttled.fleet.book import FAR_ROUNDS, ROUND_TICKS, Book
 from mptcp_throttled.fleet.exchange import ExchangeError, ReadReports, Totals, WriteRefused
 from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES, field_of, name_of
 from mptcp_throttled.fleet.refusals import Refusals
 from mptcp_throttled.fleet.reports import LEFT_SECONDS, Report
-from mptcp_throttled.fleet.thread import TICK_SECONDS, FleetThread, Identity
+from mptcp_throttled.fleet.totals_book import FAR_ROUNDS, ROUND_TICKS, TotalsBook
+from mptcp_throttled.fleet.totals_thread import TICK_SECONDS, Identity, TotalsThread
 from mptcp_throttled.vocabulary.events import Event, EventKind
 from mptcp_throttled.vocabulary.fleet import GONE_SECONDS, LATE_SECONDS, Load, OwnTotal, Presence
 
@@ -144,7 +144,7 @@ class Proxy:
             return self.connect(exchange)
 
         self.events: list[Event] = []
-        self.thread = FleetThread(name, LINK, self.ledger, identify, connect, Refusals(), self.events.append)
+        self.thread = TotalsThread(name, LINK, self.ledger, identify, connect, Refusals(), self.events.append)
 
     def run(self, seconds: float) -> None:
         for _ in range(int(seconds / TICK_SECONDS)):
@@ -404,7 +404,7 @@ def test_client_back_after_a_wipe_has_used_as_much_as_before(model: Server, prox
 
 
 def test_what_was_believed_in_an_earlier_period_is_forgotten() -> None:
-    book, later = Book(lambda total: name_of(total, None)), Period(PERIOD.end, PERIOD.end + 1)
+    book, later = TotalsBook(lambda total: name_of(total, None)), Period(PERIOD.end, PERIOD.end + 1)
     one, two = (OwnTotal(KEY, ip_address(address), PERIOD, 5, 0.0) for address in (CLIENT, "192.0.2.2"))
     book.note([one, two], 0.0)
     for entry in book.all_unpublished():
@@ -420,7 +420,7 @@ def test_what_was_believed_in_an_earlier_period_is_forgotten() -> None:
 
 
 def test_server_that_takes_no_total_does_not_let_the_book_grow() -> None:
-    book = Book(lambda total: name_of(total, None))
+    book = TotalsBook(lambda total: name_of(total, None))
     for _ in range(3):
         book.note_lost([OwnTotal(KEY, ip_address(CLIENT), PERIOD, 5, 0.0)])
     assert [entry.total.used for entry in book.all_unpublished()] == [5]

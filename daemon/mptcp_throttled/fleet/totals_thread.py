@@ -13,12 +13,12 @@ from itertools import count
 from typing import Final, NamedTuple, Protocol
 
 from mptcp_throttle.command_line import version
-from mptcp_throttled.fleet.book import FAR_ROUNDS, REFUSED_SECONDS, ROUND_TICKS, Book, Entry
 from mptcp_throttled.fleet.exchange import Exchange, ExchangeError, ReadReports, WriteRefused
 from mptcp_throttled.fleet.keys import PROXIES, name_of
 from mptcp_throttled.fleet.long_values import LongValues
 from mptcp_throttled.fleet.refusals import Refusals
 from mptcp_throttled.fleet.reports import Report, Reports
+from mptcp_throttled.fleet.totals_book import FAR_ROUNDS, REFUSED_SECONDS, ROUND_TICKS, Entry, TotalsBook
 from mptcp_throttled.vocabulary.events import Event, EventKind
 from mptcp_throttled.vocabulary.fleet import FleetState, Load, OwnTotal, Scope, UsedElsewhere
 
@@ -56,7 +56,7 @@ class Identity(NamedTuple):
     secret: bytes | None
 
 
-class FleetThread(threading.Thread):
+class TotalsThread(threading.Thread):
     """Exchanges totals until `stop()`; `state` is for any thread.
 
     `identify` says who this proxy is, once it is known; `connect` gives a new exchange for its field, and is given the
@@ -82,7 +82,7 @@ class FleetThread(threading.Thread):
         self._ledger = ledger
         self._identify = identify
         self._field = ""
-        self._book: Book | None = None
+        self._book: TotalsBook | None = None
         self._connect = connect
         self._attempts = count()
         self._exchange: Exchange | None = None
@@ -160,11 +160,11 @@ class FleetThread(threading.Thread):
             book.forget_idle(now)
         self._note_state(now, problem)
 
-    def _begin(self) -> Book:
+    def _begin(self) -> TotalsBook:
         self._field, secret = self._identify()
-        return Book(lambda total: name_of(total, secret))
+        return TotalsBook(lambda total: name_of(total, secret))
 
-    def _write(self, exchange: Exchange, book: Book, now: float) -> bool:
+    def _write(self, exchange: Exchange, book: TotalsBook, now: float) -> bool:
         """Publish what is due; everything, if the server may have lost it, or is another one.
 
         Returns whether anything was due.
@@ -187,7 +187,7 @@ class FleetThread(threading.Thread):
             self._is_lost |= self._report(exchange)
         return bool(due) or is_due or is_round
 
-    def _publish(self, exchange: Exchange, book: Book, entries: Sequence[Entry]) -> None:
+    def _publish(self, exchange: Exchange, book: TotalsBook, entries: Sequence[Entry]) -> None:
         if not entries:
             return
         at = time.time()
@@ -251,7 +251,7 @@ class FleetThread(threading.Thread):
         """The fields of this proxy, and of all that it knows."""
         return {self._field: None, **self._reports.known}
 
-    def _read(self, exchange: Exchange, book: Book, now: float) -> None:
+    def _read(self, exchange: Exchange, book: TotalsBook, now: float) -> None:
         entries = book.due_to_read(self._tick, now)
         if not entries:
             return
@@ -272,7 +272,7 @@ class FleetThread(threading.Thread):
         if changed:
             self._ledger.note_elsewhere(changed)
 
-    def _contents(self, exchange: Exchange, book: Book, entries: Sequence[Entry], now: float) -> Sequence[bytes]:
+    def _contents(self, exchange: Exchange, book: TotalsBook, entries: Sequence[Entry], now: float) -> Sequence[bytes]:
         """What is in the hashes of these entries.
 
         Whoever may write totals can make a hash oversized. For `_BY_FIELD_SECONDS` from then on, only the fields of
@@ -319,7 +319,7 @@ class FleetThread(threading.Thread):
             self._long_values.note(name, field, now)
         self._refuse(name, [f"has a {what} of {field} that is too long"], now)
 
-    def _look_at_own(self, exchange: Exchange, book: Book, entry: Entry, content: bytes, now: float) -> None:
+    def _look_at_own(self, exchange: Exchange, book: TotalsBook, entry: Entry, content: bytes, now: float) -> None:
         """A hash does not have the total of this proxy as it was published."""
         totals = exchange.totals(content)
         if self._field in totals.by_field:

@@ -13,7 +13,7 @@ from mptcp_throttle.valkey.server import Server
 from mptcp_throttled.fleet.exchange import ExchangeError, ReadReports, Totals, WriteRefused
 from mptcp_throttled.fleet.keys import MAX_FIELDS, PROXIES
 from mptcp_throttled.fleet.reports import Report
-from mptcp_throttled.fleet.valkey import ValkeyExchange
+from mptcp_throttled.fleet.totals_server import ValkeyExchange
 from mptcp_throttled.vocabulary.fleet import Load
 
 ONE, TWO = "proxy-1.0000000a", "proxy-2.0000000b"
