@@ -171,6 +171,17 @@ class BudgetAccount:
         else:
             del self.additions[subject]
 
+    def roll_over(self, uses: Mapping[Subject, Use]) -> None:
+        """Add what each subject has not used of the period that has ended, of which these are the `uses`.
+
+        A subject that has used nothing has the whole amount, without an entry (`additions_of`).
+        """
+        for subject, use in uses.items():
+            left = self.budget.amount - use.used
+            added = (Addition(left, left, self.period.end),) if left > 0 else ()
+            if use.used:
+                self.set_use(subject, Use(), (*self.additions.get(subject, ()), *added))
+
     def forget_uses(self) -> int:
         """Forget what was used; how many subjects had reached a stage."""
         freed = sum(stages > 0 for stages, _ in self.levels.values())

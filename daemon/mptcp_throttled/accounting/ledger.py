@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from mptcp_throttle.model import AccessNetwork, Address, Budget, Counting, Every, NamedClient, Per
 from mptcp_throttle.periods import Period, period_at
 from mptcp_throttle.schedule import window_at
-from mptcp_throttled.accounting import sharing
+from mptcp_throttled.accounting import sharing, unwritten
 from mptcp_throttled.accounting.budget_account import (
     NO_LEVEL,
     BudgetAccount,
@@ -31,7 +31,7 @@ from mptcp_throttled.accounting.budget_account import (
     used_fraction,
 )
 from mptcp_throttled.accounting.clock_trust import STAY_SECONDS, ClockTrust
-from mptcp_throttled.accounting.ledger_rows import LedgerChanges, StoredAccount, StoredPeriod
+from mptcp_throttled.accounting.ledger_rows import LedgerChanges, StoredAccount
 from mptcp_throttled.accounting.near_stages import NearStages
 from mptcp_throttled.accounting.recent_use import RecentUse
 from mptcp_throttled.accounting.rolling import RollingUse, part_at
@@ -236,7 +236,7 @@ class Ledger:
     def _charge_all(self, carried: Iterable[Carried], at: float) -> dict[tuple[AccountKey, Subject], int]:
         """Charge what was carried to all budgets that it counts in; how many bytes each subject has used."""
         amounts: dict[tuple[AccountKey, Subject], int] = {}
-        free = {network.name for network in self._networks if self._is_free(network, at)}
+        free = self._free_networks(at)
         for each in carried:
             for account in () if each.network in free else self._accounts_of(each.network, each.client):
                 amount = _counted(account.budget, each)
@@ -258,6 +258,10 @@ class Ledger:
         if not self._by_device or client is None:
             return of_network
         return (*of_network, *self._by_device.get((network, client), ()))
+
+    def _free_networks(self, at: float) -> set[str]:
+        """The names of the networks in which nothing counts now."""
+        return {network.name for network in self._networks if self._is_free(network, at)}
 
     def _is_free(self, network: AccessNetwork, at: float) -> bool:
         window = window_at(network.schedule, at, self._zone) if network.schedule else None
@@ -311,8 +315,7 @@ class Ledger:
 
     def stages_ahead(self, applied: Spent, at: float) -> list[StageAhead]:
         """The nearest stage of each subject that is near to one, without the stages that are `applied` already."""
-        free = {network.name for network in self._networks if self._is_free(network, at)}
-        return self._near_stages.ahead(self._accounts, free, applied, at)
+        return self._near_stages.ahead(self._accounts, self._free_networks(at), applied, at)
 
     def _begin_periods(self, at: float, seconds: float) -> list[BudgetChange]:
         may_begin = self._clock.may_begin
@@ -381,7 +384,7 @@ class Ledger:
         account.is_provisional = False
         account.rolled_over = account.budget.rollover and present.start <= old.end
         if account.rolled_over:
-            self._roll_over(account, before)
+            account.roll_over(before)
         return PeriodBegun(account.key, account.budget, account.period, freed)
 
     @property
@@ -394,17 +397,6 @@ class Ledger:
         if not self._clock.may_begin:
             return f"{which}, but the clock is not synchronised"
         return f"{which}, but the clock has jumped: it is trusted after {STAY_SECONDS / 3600:.0f} h"
-
-    def _roll_over(self, account: BudgetAccount, uses: Mapping[Subject, Use]) -> None:
-        """Add what each subject has not used of the period that has ended.
-
-        A subject that has used nothing has the whole amount, without an entry (`BudgetAccount.additions_of`).
-        """
-        for subject, use in uses.items():
-            left = account.budget.amount - use.used
-            added = (Addition(left, left, account.period.end),) if left > 0 else ()
-            if use.used:
-                account.set_use(subject, Use(), (*account.additions.get(subject, ()), *added))
 
     def _forget(self, account: BudgetAccount) -> int:
         """Forget what was used; how many subjects had reached a stage."""
@@ -436,50 +428,22 @@ class Ledger:
         self._is_stale = False
         self.spent = spent
 
+    @property
+    def _known_accounts(self) -> list[BudgetAccount]:
+        """Those of budgets that are no longer configured, too."""
+        return [*self._removed.values(), *self._accounts.values()]
+
     def changes(self) -> LedgerChanges:
         """What has changed since `written` was called."""
-        accounts = [*self._removed.items(), *self._accounts.items()]
-        return LedgerChanges(
-            {
-                key: StoredPeriod(account.period, account.rolled_over, account.is_provisional)
-                for key, account in accounts
-                if account.is_new
-            },
-            {
-                key: {subject: account.uses[subject] for subject in account.changed}
-                for key, account in accounts
-                if account.rolling is None
-            },
-            {
-                key: {subject: account.additions.get(subject, ()) for subject in account.changed_additions}
-                for key, account in accounts
-            },
-            {key: account.rolling.changes() for key, account in accounts if account.rolling is not None},
-            {key: account.rolling.dropped for key, account in accounts if account.rolling is not None},
-            {
-                key: {
-                    subject: account.elsewhere[subject]
-                    for subject in (account.elsewhere if account.is_new else account.changed_elsewhere)
-                }
-                for key, account in accounts
-            },
-            self._read_at,
-        )
+        return unwritten.changes_of(self._known_accounts, self._read_at)
 
     def written(self) -> None:
         """The changes are in the database."""
-        for account in (*self._removed.values(), *self._accounts.values()):
-            account.is_new, account.changed, account.changed_additions = False, set(), set()
-            account.changed_elsewhere = set()
-            if account.rolling is not None:
-                account.rolling.written()
+        unwritten.note_written(self._known_accounts)
 
     def write_all_again(self) -> None:
         """The database is a new one: everything counts as changed."""
-        for account in (*self._removed.values(), *self._accounts.values()):
-            account.is_new, account.changed, account.changed_additions = True, {*account.uses}, {*account.additions}
-            if account.rolling is not None:
-                account.rolling.write_all_again()
+        unwritten.write_all_again(self._known_accounts)
 
     def matching(self, network: str, subject: Subject, choice: Choice) -> list[AccountKey]:
         """The chosen budgets of a network that are for this subject: for the network if it is None, or for a client."""
