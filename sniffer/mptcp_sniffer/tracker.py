@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -31,8 +30,9 @@ from mptcp_sniffer.options import (
     without_appended_priority,
 )
 from mptcp_sniffer.segment import Flag, PackedEndpoint, Segment
+from mptcp_sniffer.table_entries import Entry, LiveSubflow, unpack
 from mptcp_sniffer.unlisted import Unlisted
-from mptcp_throttle.model import Connection, FourTuple, Subflow, Token, Trust
+from mptcp_throttle.model import Connection, Token, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -72,60 +72,6 @@ class Bounds(NamedTuple):
     half_open: int
 
 
-@dataclass(slots=True)
-class _LiveSubflow:
-    """A subflow in the table; times are those of `Tracker.observe`.
-
-    `start`, of the client's SYN, tells it from a later subflow on the same ports; None: it is known from the kernel
-    list only. `established_at` is when it came into the table, `idle_since` the time of its last captured segment.
-    `closed_by_kernel` is when the kernel said that it has closed the subflow, which may still send what was queued.
-    `backup_claimed`: the client was seen to ask for a backup. `backup_withdrawn`: after that, it was seen to ask for a
-    regular subflow, which the kernel has not confirmed. `explained`: it was in the kernel list, or a segment says why
-    it is not.
-    """
-
-    ends: FourTuple
-    opened_at: float
-    established_at: float
-    idle_since: float
-    start: Start | None
-    address_id: int = 0
-    proxy_address_id: int = 0
-    backup_at_join: bool = False
-    backup_claimed: bool = False
-    backup_withdrawn: bool = False
-    backup_by_client: bool = False
-    backup_by_proxy: bool = False
-    stalled: bool = False
-    closed_by_kernel: float | None = None
-    explained: bool = False
-
-    @property
-    def backup(self) -> bool:
-        # Linux treats a subflow as backup if either side asks for it (net/mptcp/protocol.c, mptcp_subflow_get_send).
-        return self.backup_by_client or self.backup_by_proxy
-
-    def subflow(self) -> Subflow:
-        stalled = self.stalled or self.closed_by_kernel is not None
-        return Subflow(self.ends, self.address_id, self.backup, self.backup_at_join, self.opened_at, stalled)
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A connection in the table, or an orphan since `orphaned_at`: it has no subflow now, but can be joined again.
-
-    `port` is the proxy's port that has accepted the connection. If the kernel list has it without its first subflow,
-    `port` is that of any subflow. `keys` are None while only the connection is known.
-    """
-
-    token: Token
-    version: int
-    port: int
-    keys: Keys | None
-    subflows: dict[Ends, _LiveSubflow] = field(default_factory=dict)
-    orphaned_at: float = 0.0
-
-
 class Tracker:
     """Follows the subflows of all connections to the proxy's `ports`, within `bounds`.
 
@@ -161,10 +107,10 @@ class Tracker:
             start_of=self._start_of,
             on_failed=self._report_failed_join,
         )
-        self._connections: dict[Token, _Entry] = {}
-        self._by_ends: dict[Ends, _Entry] = {}
+        self._connections: dict[Token, Entry] = {}
+        self._by_ends: dict[Ends, Entry] = {}
         self._unauthenticated: OrderedDict[Token, None] = OrderedDict()
-        self._orphans: OrderedDict[Token, _Entry] = OrderedDict()
+        self._orphans: OrderedDict[Token, Entry] = OrderedDict()
         self._closing: OrderedDict[Ends, None] = OrderedDict()
         self._closed: OrderedDict[Ends, float] = OrderedDict()
         # Tokens of subflows that this host has opened on connections that are not tracked, or not yet.
@@ -282,7 +228,7 @@ class Tracker:
                 if entry is not None:
                     self._joining.add(token)
                     self._wants_kernel_list = self._wants_kernel_list or entry.keys is None
-                    self._report(EventKind.JOINING, at, entry, _live(handshake, at))
+                    self._report(EventKind.JOINING, at, entry, LiveSubflow.of(handshake, at))
 
     def _open(self, opened: Opened, at: float) -> Iterator[Token]:
         entry = self._connections.get(opened.token)
@@ -307,19 +253,19 @@ class Tracker:
                 self.counters["connections_not_tracked"] += 1
                 return
             yield from self._close_all(self._connections[next(iter(self._unauthenticated))], at, "table full")
-        entry = _Entry(opened.token, opened.version, opened.ends.proxy.port, opened.keys)
+        entry = Entry(opened.token, opened.version, opened.ends.proxy.port, opened.keys)
         self._connections[opened.token] = entry
         if opened.keys is None:
             self._unauthenticated[opened.token] = None
         self._report(EventKind.OPENED, at, entry)
         self._expect_other_ports(opened.token)
-        self._add(entry, opened.ends, _live(opened, at), at)
+        self._add(entry, opened.ends, LiveSubflow.of(opened, at), at)
         yield opened.token
 
     def _join(self, joined: Joined, at: float) -> Iterator[Token]:
         known = self._by_ends.get(joined.ends)
         if known is not None:
-            listed, live = known.subflows[joined.ends], _live(joined, at)
+            listed, live = known.subflows[joined.ends], LiveSubflow.of(joined, at)
             if known.token == joined.token and listed.start in (None, joined.start):
                 # It was in the kernel list before its frames were captured.
                 live.closed_by_kernel, live.explained = listed.closed_by_kernel, listed.explained
@@ -333,10 +279,10 @@ class Tracker:
             return
         if not self._reopen(entry, at):
             return
-        self._add(entry, joined.ends, _live(joined, at), at)
+        self._add(entry, joined.ends, LiveSubflow.of(joined, at), at)
         yield joined.token
 
-    def _entry(self, token: Token) -> _Entry | None:
+    def _entry(self, token: Token) -> Entry | None:
         return self._connections.get(token) or self._orphans.get(token)
 
     def _keys_of(self, token: Token) -> Keys | None:
@@ -349,7 +295,7 @@ class Tracker:
         entry = self._by_ends.get(ends)
         return None if entry is None else entry.subflows[ends].start
 
-    def _reopen(self, entry: _Entry, at: float) -> bool:
+    def _reopen(self, entry: Entry, at: float) -> bool:
         """Put an orphan back into the table; false if the table is full."""
         if entry.token in self._connections:
             return True
@@ -361,7 +307,7 @@ class Tracker:
         self._report(EventKind.OPENED, at, entry, detail="joined again")
         return True
 
-    def _add(self, entry: _Entry, ends: Ends, live: _LiveSubflow, at: float, detail: str = "") -> None:
+    def _add(self, entry: Entry, ends: Ends, live: LiveSubflow, at: float, detail: str = "") -> None:
         ends = Ends(ends.client, _interned(ends.proxy))
         entry.subflows[ends] = live
         self._by_ends[ends] = entry
@@ -384,7 +330,7 @@ class Tracker:
                 case MpPrio():
                     yield from self._change_backup(entry, ends, option, at, by_client=by_client)
                 case RemoveAddr(address_ids):
-                    for gone in _with_address(entry, address_ids, by_client=by_client):
+                    for gone in entry.with_address(address_ids, by_client=by_client):
                         self._wants_kernel_list = True
                         yield self._close(gone, at, f"{'client' if by_client else 'proxy'} removed the address")
                 case MpFastclose(key):
@@ -398,7 +344,7 @@ class Tracker:
                     self._report(EventKind.ADDRESS_OFFERED, at, entry, entry.subflows[ends], offered)
 
     def _change_backup(
-        self, entry: _Entry, ends: Ends, option: MpPrio, at: float, *, by_client: bool
+        self, entry: Entry, ends: Ends, option: MpPrio, at: float, *, by_client: bool
     ) -> Iterator[Token]:
         affected = [ends]
         if option.address_id is not None:
@@ -406,11 +352,11 @@ class Tracker:
                 # A form of version 0 only; Linux ignores it too (net/mptcp/options.c, TCPOLEN_MPTCP_PRIO).
                 self.counters["malformed"] += 1
                 return
-            affected = _with_address(entry, (option.address_id,), by_client=by_client)
+            affected = entry.with_address((option.address_id,), by_client=by_client)
         for subflow in affected:
             yield from self._set_backup(entry, subflow, option.backup, at, by_client=by_client)
 
-    def _set_backup(self, entry: _Entry, ends: Ends, backup: bool, at: float, *, by_client: bool) -> Iterator[Token]:
+    def _set_backup(self, entry: Entry, ends: Ends, backup: bool, at: float, *, by_client: bool) -> Iterator[Token]:
         live = entry.subflows[ends]
         if (live.backup_by_client if by_client else live.backup_by_proxy) == backup:
             return
@@ -422,7 +368,7 @@ class Tracker:
         self._report(EventKind.BACKUP_CHANGED, at, entry, live, f"by {'client' if by_client else 'proxy'}")
         yield entry.token
 
-    def _fast_close(self, entry: _Entry, key: bytes, at: float, *, by_client: bool) -> Iterator[Token]:
+    def _fast_close(self, entry: Entry, key: bytes, at: float, *, by_client: bool) -> Iterator[Token]:
         expected = None if entry.keys is None else entry.keys.proxy if by_client else entry.keys.client
         if expected is not None and key != expected:
             self.counters["wrong_key"] += 1
@@ -456,7 +402,7 @@ class Tracker:
             self._wants_kernel_list = True
             yield self._close(ends, at, f"RST{reasons}" if reset else "FIN")
 
-    def _close_all(self, entry: _Entry, at: float, detail: str) -> Iterator[Token]:
+    def _close_all(self, entry: Entry, at: float, detail: str) -> Iterator[Token]:
         for ends in tuple(entry.subflows):
             yield self._close(ends, at, detail)
 
@@ -522,7 +468,7 @@ class Tracker:
             backup = self._confirm_backup(entry.subflows[event.ends], kernel_says=event.backup)
             yield from self._set_backup(entry, event.ends, backup, at, by_client=True)
 
-    def _confirm_backup(self, live: _LiveSubflow, *, kernel_says: bool) -> bool:
+    def _confirm_backup(self, live: LiveSubflow, *, kernel_says: bool) -> bool:
         """Whether the client wants the subflow as a backup, now that the kernel says how it treats the subflow."""
         # Any host can forge the segment that withdraws it.
         if not kernel_says and live.backup_withdrawn:
@@ -535,7 +481,7 @@ class Tracker:
             self._opened_by_proxy_at = max(self._opened_by_proxy.pop(token), self._opened_by_proxy_at)
             self.expects_other_ports = self._wants_kernel_list = True
 
-    def _note_closing(self, entry: _Entry, ends: Ends, at: float) -> Iterator[Token]:
+    def _note_closing(self, entry: Entry, ends: Ends, at: float) -> Iterator[Token]:
         """The kernel has closed a subflow, but its queued data is still subject to its rate."""
         live = entry.subflows[ends]
         live.closed_by_kernel = at
@@ -574,7 +520,7 @@ class Tracker:
                 yield from self._apply_listed(ends, listed, kernel_list.at)
         self.unlisted.judge(kernel_list.at, self._known_since(kernel_list))
 
-    def _note_unlisted(self, entry: _Entry, ends: Ends, at: float) -> None:
+    def _note_unlisted(self, entry: Entry, ends: Ends, at: float) -> None:
         live = entry.subflows[ends]
         if entry.keys is not None and not live.explained and live.closed_by_kernel is None:
             self.unlisted.add(ends, live.established_at, at)
@@ -592,11 +538,11 @@ class Tracker:
         elif not listed.closing and self._closed.get(ends, 0.0) < at - _CLOSED_SECONDS:
             yield from self._add_listed(ends, listed, at)
 
-    def _is_settled(self, live: _LiveSubflow, at: float) -> bool:
+    def _is_settled(self, live: LiveSubflow, at: float) -> bool:
         """Whether the subflow is old enough that a kernel list read at `at` must have it."""
         return live.established_at < at - _ESTABLISHED_SECONDS
 
-    def _update_listed(self, entry: _Entry, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
+    def _update_listed(self, entry: Entry, ends: Ends, listed: ListedSubflow, at: float) -> Iterator[Token]:
         live = entry.subflows[ends]
         live.explained = True
         if listed.closing and live.closed_by_kernel is None:
@@ -615,7 +561,7 @@ class Tracker:
             self._report(EventKind.BACKUP_CHANGED, at, entry, live, "in the kernel list")
             yield entry.token
 
-    def _apply_listed_backup(self, live: _LiveSubflow, listed: ListedSubflow) -> bool:
+    def _apply_listed_backup(self, live: LiveSubflow, listed: ListedSubflow) -> bool:
         """Use what the kernel list says about the subflow's priority; whether the priority changes."""
         backup = listed.backup_by_proxy or self._confirm_backup(live, kernel_says=listed.backup)
         if live.backup == backup:
@@ -630,7 +576,7 @@ class Tracker:
             if len(self._connections) >= self._bounds.connections:
                 self.counters["connections_not_tracked"] += 1
                 return
-            entry = self._connections[token] = _Entry(token, _LINUX_VERSION, ends.proxy.port, None)
+            entry = self._connections[token] = Entry(token, _LINUX_VERSION, ends.proxy.port, None)
             self._report(EventKind.OPENED, at, entry, detail="in the kernel list")
             self._expect_other_ports(token)
         elif not self._reopen(entry, at):
@@ -639,10 +585,10 @@ class Tracker:
             entry.port = ends.proxy.port
         joined = self._handshakes.accepted_by_kernel(ends, token)
         if joined is None:
-            live = _LiveSubflow(_unpack(ends), at, at, at, None, listed.address_id, backup_at_join=listed.backup)
+            live = LiveSubflow(unpack(ends), at, at, at, None, listed.address_id, backup_at_join=listed.backup)
             live.backup_claimed = listed.backup  # what came before is not known
         else:
-            live = _live(joined, at)
+            live = LiveSubflow.of(joined, at)
         self._apply_listed_backup(live, listed)
         live.stalled, live.explained = listed.stalled, True
         self.counters["learned_from_kernel"] += 1
@@ -654,43 +600,19 @@ class Tracker:
 
     def _change(self, token: Token) -> TableChange:
         entry = self._connections.get(token)
-        if entry is None:
-            return TableChange(token, None)
-        subflows = tuple(live.subflow() for live in entry.subflows.values())
-        return TableChange(token, Connection(token, entry.version, entry.port, subflows))
+        return TableChange(token, None if entry is None else entry.connection())
 
     def _report_failed_join(self, joined: Joined, at: float, detail: str) -> None:
         if self.on_event is not None and self._start_of(joined.ends) != joined.start:
-            subflow = _live(joined, at).subflow()
+            subflow = LiveSubflow.of(joined, at).subflow()
             self.on_event(Event(at, EventKind.FAILED, joined.token, None, subflow, detail))
 
     def _report(
-        self, kind: EventKind, at: float, entry: _Entry, live: _LiveSubflow | None = None, detail: str = ""
+        self, kind: EventKind, at: float, entry: Entry, live: LiveSubflow | None = None, detail: str = ""
     ) -> None:
         if self.on_event is not None:
             subflow = None if live is None else live.subflow()
             self.on_event(Event(at, kind, entry.token, entry.version, subflow, detail))
-
-
-def _live(handshake: Opened | Joined, at: float) -> _LiveSubflow:
-    live = _LiveSubflow(_unpack(handshake.ends), handshake.at, at, at, handshake.start)
-    if isinstance(handshake, Joined):
-        live.address_id, live.proxy_address_id = handshake.address_id, handshake.proxy_address_id
-        live.backup_at_join = live.backup_by_client = live.backup_claimed = handshake.backup
-        live.backup_by_proxy = handshake.proxy_backup
-    return live
-
-
-def _with_address(entry: _Entry, address_ids: Collection[int], *, by_client: bool) -> list[Ends]:
-    return [
-        ends
-        for ends, live in entry.subflows.items()
-        if (live.address_id if by_client else live.proxy_address_id) in address_ids
-    ]
-
-
-def _unpack(ends: Ends) -> FourTuple:
-    return FourTuple.of(*ends.client, *ends.proxy)
 
 
 @lru_cache
