@@ -32,19 +32,9 @@ from mptcp_throttle.config.validation import (
     whole,
 )
 from mptcp_throttle.errors import ConfigError, shown
-from mptcp_throttle.model import (
-    AFTER_NAT,
-    BEFORE_NAT,
-    AccessNetwork,
-    Address,
-    BackEnd,
-    ClassifierKind,
-    Device,
-    Endpoint,
-    LogLevel,
-    Trust,
-)
+from mptcp_throttle.model import AccessNetwork, Address, BackEnd, ClassifierKind, Device, Endpoint, LogLevel, Trust
 from mptcp_throttle.network_namespace import Container, parse_namespace
+from mptcp_throttle.own_chains import AFTER_NAT, BEFORE_NAT
 from mptcp_throttle.policy_bundle.kept_policy import KeptPolicy
 from mptcp_throttle.ports import parse_range
 from mptcp_throttle.proxies import MAX_INTERFACES, MAX_PROXIES, Proxies, Proxy

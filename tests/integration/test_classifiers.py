@@ -26,7 +26,8 @@ from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.sdn import open_vswitch
 from mptcp_lab.sdn.open_vswitch import OpenVswitch
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import AFTER_NAT, ClassifierKind, Endpoint, FourTuple
+from mptcp_throttle.model import ClassifierKind, Endpoint, FourTuple
+from mptcp_throttle.own_chains import AFTER_NAT
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.classes.choice import choose_classifier

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from examples import ends, kernel_plan
 
-from mptcp_throttle.model import AFTER_NAT, BEFORE_NAT
+from mptcp_throttle.own_chains import AFTER_NAT, BEFORE_NAT
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.units import Rate
 from mptcp_throttled.answers.plan_commands.commands import as_commands

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
-from mptcp_throttle.model import AFTER_NAT, OWN_CHAIN
+from mptcp_throttle.own_chains import AFTER_NAT, OWN_CHAIN
 from mptcp_throttle.rpc import Json
 
 MASK = 0xFFFF0000

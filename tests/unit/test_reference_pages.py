@@ -12,7 +12,7 @@ from markdown_text import prose, table
 from mptcp_throttle.cli import parser as cli_parser
 from mptcp_throttle.config.schema import Sockets
 from mptcp_throttle.linux.qdisc_kinds import RESTORABLE
-from mptcp_throttle.model import OWN_CHAIN, OWN_TABLE
+from mptcp_throttle.own_chains import OWN_CHAIN, OWN_TABLE
 from mptcp_throttled.kernel.openvswitch.openflow import COOKIE, PRIORITY
 from mptcp_throttled.vocabulary.class_ids import HANDLE, format_handle
 from packaged_programs import packaged_programs

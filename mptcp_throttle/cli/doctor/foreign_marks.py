@@ -14,7 +14,7 @@ from functools import reduce
 from operator import and_, or_, xor
 from typing import Final
 
-from mptcp_throttle.model import BEFORE_NAT, OWN_CHAIN, OWN_TABLE
+from mptcp_throttle.own_chains import BEFORE_NAT, OWN_CHAIN, OWN_TABLE
 from mptcp_throttle.packet_rules import (
     nft_jumps,
     nft_maps,

@@ -9,7 +9,8 @@ from typing import Final
 
 from mptcp_throttle.cli.doctor.foreign_marks import iptables_chains, nft_chains
 from mptcp_throttle.findings import Finding, Host, note, or_ok
-from mptcp_throttle.model import BEFORE_NAT, BackEnd, ClassifierKind
+from mptcp_throttle.model import BackEnd, ClassifierKind
+from mptcp_throttle.own_chains import BEFORE_NAT
 from mptcp_throttle.packet_rules import IPTABLES_SAVE, NFT_LIST
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.programs import ProgramFailed, output_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from mptcp_throttle.model import AFTER_NAT, BEFORE_NAT, OWN_CHAIN, OWN_TABLE, ClassifierKind, FourTuple
+from mptcp_throttle.model import ClassifierKind, FourTuple
+from mptcp_throttle.own_chains import AFTER_NAT, BEFORE_NAT, OWN_CHAIN, OWN_TABLE
 from mptcp_throttled.kernel.classes.iptables import TOOLS
 from mptcp_throttled.kernel.classes.nft_messages import CHAIN, FAMILIES, MAP
 from mptcp_throttled.vocabulary import operations as op

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mptcp_throttle.model import BEFORE_NAT, BackEnd, ClassifierKind
+from mptcp_throttle.model import BackEnd, ClassifierKind
+from mptcp_throttle.own_chains import BEFORE_NAT
 from mptcp_throttled.answers.plan_commands import openvswitch, tc
 from mptcp_throttled.answers.plan_commands.assignments import assignment_commands, by_client
 from mptcp_throttled.vocabulary import operations as op

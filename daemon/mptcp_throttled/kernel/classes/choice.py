@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import BEFORE_NAT, ClassifierKind, FourTuple
+from mptcp_throttle.model import ClassifierKind, FourTuple
+from mptcp_throttle.own_chains import BEFORE_NAT
 from mptcp_throttled.kernel.classes.classifier import Classifier
 from mptcp_throttled.kernel.classes.nft import NftClassifier
 from mptcp_throttled.kernel.classes.rules import RulesClassifier

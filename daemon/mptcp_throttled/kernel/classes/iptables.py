@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from mptcp_throttle.linux.kernel_error import KernelError, fault_point
-from mptcp_throttle.model import OWN_CHAIN
+from mptcp_throttle.own_chains import OWN_CHAIN
 from mptcp_throttled.kernel.classes.mangle_table import may_have_chain
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState
 

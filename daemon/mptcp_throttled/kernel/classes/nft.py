@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 from mptcp_throttle.linux.kernel_error import KernelError
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted
-from mptcp_throttle.model import BEFORE_NAT, FourTuple
+from mptcp_throttle.model import FourTuple
+from mptcp_throttle.own_chains import BEFORE_NAT
 from mptcp_throttled.kernel.classes.iptables import OwnChain
 from mptcp_throttled.kernel.classes.nft_elements import MAP_ELEMENT_BYTES, decode_map_element, encode_map_element
 from mptcp_throttled.kernel.classes.nft_tables import OwnTables

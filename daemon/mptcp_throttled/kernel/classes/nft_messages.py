@@ -27,7 +27,7 @@ from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES, nftsocket
 
 from mptcp_throttle.linux.netlink_codec import attribute, attributes, nested, text
 from mptcp_throttle.linux.netlink_socket import Request
-from mptcp_throttle.model import BEFORE_NAT, OWN_TABLE
+from mptcp_throttle.own_chains import BEFORE_NAT, OWN_TABLE
 from mptcp_throttled.kernel.classes.nft_elements import KEY_BYTES, MAP_ELEMENT_BYTES
 
 CHAIN: Final = "postrouting"

@@ -15,7 +15,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 
 from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request
-from mptcp_throttle.model import BEFORE_NAT, OWN_TABLE
+from mptcp_throttle.own_chains import BEFORE_NAT, OWN_TABLE
 from mptcp_throttled.kernel.classes import nft_messages
 from mptcp_throttled.kernel.classes.nft_messages import CHAIN, FAMILIES, MAP, Part
 
