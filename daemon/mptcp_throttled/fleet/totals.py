@@ -35,7 +35,7 @@ class BelievedTotal(NamedTuple):
 _NOTHING: Final = BelievedTotal(0, -math.inf, -math.inf)
 
 
-def kept(totals: Iterable[tuple[str, int]]) -> dict[str, BelievedTotal]:
+def believed_earlier(totals: Iterable[tuple[str, int]]) -> dict[str, BelievedTotal]:
     """What is believed of totals, each with its field, that an earlier instance has believed."""
     return {field: BelievedTotal(total, -math.inf, -math.inf) for field, total in totals}
 

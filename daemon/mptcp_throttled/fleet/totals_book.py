@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from mptcp_throttled.fleet.keys import MAX_FIELDS
-from mptcp_throttled.fleet.totals import BelievedTotal, is_settled, kept, merged
+from mptcp_throttled.fleet.totals import BelievedTotal, believed_earlier, is_settled, merged
 from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
 from mptcp_throttled.vocabulary.fleet import FAR_SECONDS, Elsewhere, OwnTotal, UsedElsewhere
 
@@ -154,7 +154,7 @@ class TotalsBook:
         number, turn = divmod(self._made, ROUND_TICKS)
         made = entries[total.subject] = Entry(self._name_of(total), total, turn, number % FAR_ROUNDS)
         believed = self._kept.get((total.key, total.period.start), {})
-        made.believed = believed.pop(total.subject, {}) or kept(total.kept)
+        made.believed = believed.pop(total.subject, {}) or believed_earlier(total.kept)
         return made
 
     def due_to_publish(self, tick: int) -> list[Entry]:

@@ -30,8 +30,8 @@ _STOP_SECONDS: Final = 0.5
 _DAY: Final = 86400
 # After the end of its period: a proxy whose clock is late still writes there.
 _KEPT_SECONDS: Final = 2 * _DAY
-_AGAIN_SECONDS: Final = 1.0
-_AGAIN_FACTOR: Final = 4
+_WRITE_ALL_SECONDS: Final = 1.0
+_WRITE_ALL_FACTOR: Final = 4
 _FORGET_TICKS: Final = 240
 # After an oversized hash was read, only fields of known proxies are read.
 _BY_FIELD_SECONDS: Final = 600.0
@@ -100,8 +100,8 @@ class TotalsThread(threading.Thread):
         self._refusals = refusals
         self._tell = tell
         self._is_away = False
-        self._is_lost = False
-        self._again_at = -math.inf
+        self._must_write_all = False
+        self._write_all_after = -math.inf
         self._state = FleetState(name, exchanged_at=exchanged_at)
 
     @property
@@ -145,7 +145,7 @@ class TotalsThread(threading.Thread):
             exchange = self._exchange = self._connect(self._field, next(self._attempts))
             self._state = replace(self._state, server=exchange.server)
             _log.info("fleet: totals are shared by %s", exchange.server)
-            self._is_lost = True
+            self._must_write_all = True
         self._tick += 1
         problem = self._state.problem
         try:
@@ -169,9 +169,9 @@ class TotalsThread(threading.Thread):
 
         Returns whether anything was due.
         """
-        is_due, is_round = self._is_lost and now >= self._again_at, self._tick % ROUND_TICKS == 0
-        if is_due:
-            self._is_lost = False
+        writes_all, is_round = self._must_write_all and now >= self._write_all_after, self._tick % ROUND_TICKS == 0
+        if writes_all:
+            self._must_write_all = False
             began = time.monotonic()
             try:
                 book.note_lost(self._ledger.own_totals(Scope.ALL))
@@ -180,12 +180,12 @@ class TotalsThread(threading.Thread):
                 self._publish(exchange, book, book.all_unpublished())
             finally:
                 # Somebody who keeps deleting totals must not keep this thread busy.
-                self._again_at = now + max(_AGAIN_SECONDS, _AGAIN_FACTOR * (time.monotonic() - began))
+                self._write_all_after = now + max(_WRITE_ALL_SECONDS, _WRITE_ALL_FACTOR * (time.monotonic() - began))
         due = book.due_to_publish(self._tick)
         self._publish(exchange, book, due)
         if is_round:
-            self._is_lost |= self._report(exchange)
-        return bool(due) or is_due or is_round
+            self._must_write_all |= self._report(exchange)
+        return bool(due) or writes_all or is_round
 
     def _publish(self, exchange: Exchange, book: TotalsBook, entries: Sequence[Entry]) -> None:
         if not entries:
@@ -195,7 +195,7 @@ class TotalsThread(threading.Thread):
         keep = {entry.name: max(int(entry.total.period.end - at), 0) + _KEPT_SECONDS for entry in first}
         added = exchange.publish([(entry.name, entry.total.used) for entry in entries], keep)
         book.note_published(entries)
-        self._is_lost |= not added <= keep.keys()
+        self._must_write_all |= not added <= keep.keys()
 
     def _report(self, exchange: Exchange) -> bool:
         """Let the others know of this proxy; whether the server did not know of it."""
@@ -327,7 +327,7 @@ class TotalsThread(threading.Thread):
             book.note_replaced(entry)
         else:
             # A hash of which something is not believed may still have it.
-            self._is_lost |= not totals.refused
+            self._must_write_all |= not totals.refused
 
     def _believe(self, exchange: Exchange, entry: Entry, content: bytes, now: float) -> None:
         totals = exchange.totals(content)
