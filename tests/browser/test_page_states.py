@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import page_answers as answers
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from canned_page import CannedPage, canned_page
 from matplotlib.image import imread
 from page_company import NOW, at
-from page_in_browser import PageInBrowser, violations
+from page_in_browser import PageInBrowser
 from PIL import Image
 from polling import eventually
 
@@ -26,6 +25,12 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 WIDTHS: Final = {"telephone": 390, "tablet": 768, "desktop": 1440}
+SHOWN: Final[tuple[tuple[str, Literal["dark", "light"]], ...]] = (
+    ("telephone", "dark"),
+    ("tablet", "light"),
+    ("desktop", "dark"),
+    ("desktop", "light"),
+)
 DAEMON: Final = Sockets.below(Path("/run/mptcp-throttle")).daemon
 EVENT: Final = {"at": NOW, "network": "lte", "device": None, "reason": None, "until": None, "more_events": 0}
 BUS: Final = "#client=10.2.0.14"
@@ -121,11 +126,12 @@ def wait_shown(page: PageInBrowser, words: str) -> None:
 def test_state_has_its_words_and_no_violation(own_browser: Browser, canned: CannedPage, state: str) -> None:
     prepare, fragment, words = STATES[state]
     prepare(canned)
-    for width, theme in (("telephone", "dark"), ("tablet", "light"), ("desktop", "dark"), ("desktop", "light")):
-        viewport = {"width": WIDTHS[width], "height": 900}
-        with opened(own_browser, canned, fragment, color_scheme=theme, viewport=viewport) as page:
+    with opened(own_browser, canned, fragment) as page:
+        for width, theme in SHOWN:
+            page.tab.set_viewport_size({"width": WIDTHS[width], "height": 900})
+            page.tab.emulate_media(color_scheme=theme)
             wait_shown(page, words)
-            assert not violations(Axe().run(page.tab).response), (width, theme)
+            assert page.violations() == [], (width, theme)
             assert page.overflow() <= 0, (width, theme)
 
 
@@ -320,7 +326,7 @@ def test_change_says_what_it_will_do_has_done_and_takes_it_back(own_browser: Bro
         page.tab.get_by_label("Rate", exact=True).fill("5mbit")
         words = "The cap of bus-14 on lte becomes 5.0 Mb/s, while a more preferred network is live, for 60 min"
         eventually(lambda: page.shows(words, "#rate-preview"), "what it will do")
-        assert not violations(Axe().run(page.tab).response)
+        assert not page.violations()
         page.button("Set rate").last.click()
         eventually(lambda: page.shows("set_rate was done", "#done"), "what it has done")
         subject = {"network": "lte", "client": "bus-14"}
