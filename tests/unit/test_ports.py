@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import cbpf_interpreter
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mptcp_throttle.linux import cbpf
@@ -12,12 +12,15 @@ from mptcp_throttle.ports import ALL_PORTS, Ports, parse_range
 from mptcp_throttle.proxies import Proxies, Proxy
 from mptcp_throttled.kernel.program_layout import Settings, pack_settings
 
-edge = st.integers(1, 40) | st.integers(65500, 65535)
-some_range = st.tuples(edge, edge).map(lambda ends: range(min(ends), max(ends) + 1))
+low, high = st.integers(1, 40), st.integers(65500, 65535)
+some_range = (st.tuples(low, low) | st.tuples(high, high)).map(lambda ends: range(min(ends), max(ends) + 1))
 ranges = st.lists(some_range, max_size=12).map(tuple)
+NEARLY_ALL = (range(20, 65520),)
+"""Only in some examples: each takes as long as a thousand others."""
 SAMPLES = [*range(60), *range(65490, 65536)]
 
 
+@example((range(5, 10), *NEARLY_ALL, range(65519, 65530)))
 @given(ranges)
 def test_ports_are_those_of_the_ranges_merged_and_ascending(given_ranges: tuple[range, ...]) -> None:
     ports = Ports(given_ranges)
@@ -30,6 +33,7 @@ def test_ports_are_those_of_the_ranges_merged_and_ascending(given_ranges: tuple[
     assert hash(ports) == hash(Ports.of(expected))
 
 
+@example(NEARLY_ALL, (range(5, 30), range(100, 65530)))
 @given(ranges, ranges)
 def test_ports_are_combined_as_sets(first: tuple[range, ...], second: tuple[range, ...]) -> None:
     one, two = Ports(first), Ports(second)
@@ -101,6 +105,7 @@ def executed(instructions: tuple[cbpf.Instruction, ...], port: int) -> tuple[boo
     return kept > 0, len(taken) - 1
 
 
+@example((range(5, 10), *NEARLY_ALL, range(65525, 65530)))
 @given(ranges)
 def test_search_of_a_filter_finds_these_ports_and_no_others(given_ranges: tuple[range, ...]) -> None:
     ports = Ports(given_ranges)
