@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import subprocess
+from typing import TYPE_CHECKING, Final
 
 from mptcp_lab import namespaces
-from mptcp_lab.process import Process, run, start_process
+from mptcp_lab.lab_errors import LabError
+from mptcp_lab.process import PATIENCE, Process, check_status, run, start_process
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from mptcp_lab.preloaded import Preloaded
+
+_CLI_SECONDS: Final = 30.0
 
 
 class Host:
@@ -55,6 +58,24 @@ class Host:
         started = Process(name, log, child)
         self._processes.append(started)
         return started
+
+    def run_cli(
+        self, preloaded: Preloaded, *arguments: str | Path, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `mptcp-throttle` to its end, as `run`."""
+        command = " ".join(map(str, ("mptcp-throttle", *arguments)))
+        try:
+            result = preloaded.run_cli(
+                list(map(str, arguments)),
+                namespace=self.namespace,
+                environment=self._environment,
+                timeout=_CLI_SECONDS * PATIENCE,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise LabError(f"{command}: did not end in {error.timeout:g} s") from error
+        if check:
+            check_status(command, result)
+        return result
 
     def stop(self) -> None:
         """End all programs that were started, the last one first."""

@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 _PREFIX: Final = "mptl"
 _NAME: Final = re.compile(rf"{_PREFIX}-(\d+)-")
 _NAMESPACES: Final = Path("/run/netns")  # where ip-netns(8) keeps them
-_CLONE_NEWNET: Final = 0x40000000  # include/uapi/linux/sched.h; os.setns() is new in Python 3.12
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+# include/uapi/linux/sched.h; os.setns() and os.unshare() are new in Python 3.12
+_CLONE_NEWNET: Final = 0x40000000
+_CLONE_NEWNS: Final = 0x00020000
+# include/uapi/linux/mount.h, include/linux/fs.h
+_MS_REC: Final = 0x4000
+_MS_SLAVE: Final = 0x80000
+_MNT_DETACH: Final = 2
 _serial: Final = itertools.count()
 
 
@@ -62,6 +69,14 @@ def enter(namespace: str) -> None:
         _enter(file.fileno())
 
 
+def mount_own_sys() -> None:
+    """Let this process see /sys as its network namespace has it, as in `ip netns exec`. Raises OSError."""
+    _checked(_LIBC.unshare(_CLONE_NEWNS))
+    _checked(_LIBC.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None))
+    _checked(_LIBC.umount2(b"/sys", _MNT_DETACH))
+    _checked(_LIBC.mount(b"sys", b"/sys", b"sysfs", 0, None))
+
+
 @contextmanager
 def in_namespace(namespace: str) -> Iterator[None]:
     """Inside the block, this thread is in a network namespace. Raises OSError."""
@@ -74,7 +89,11 @@ def in_namespace(namespace: str) -> Iterator[None]:
 
 
 def _enter(descriptor: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
+    _checked(_LIBC.setns(descriptor, _CLONE_NEWNET))
+
+
+def _checked(status: int) -> None:
+    if status != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

@@ -1,4 +1,4 @@
-"""Starts our services without the second of processor time that Python takes to load each: tests start hundreds.
+"""Starts our programs without the second of processor time that Python takes to load each: tests start hundreds.
 
 `python -m mptcp_lab.preloaded` loads them once, and forks itself for each request: a line of JSON from its standard
 input. The new process has a session, a network namespace, files and arguments as if it had been started by itself.
@@ -11,20 +11,22 @@ import importlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from mptcp_lab.lab_errors import LabError
-from mptcp_lab.namespaces import enter
+from mptcp_lab.namespaces import enter, mount_own_sys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 SERVICES: Final = {
     "mptcp-sniffer": "mptcp_sniffer.main",
@@ -33,32 +35,42 @@ SERVICES: Final = {
 }
 """Their modules, by their names."""
 
-_LOADED_LATE: Final = "iptc"
-"""The daemon loads it when it needs the classifier `rules`, with setuptools: another quarter of a second."""
+_CLI: Final = "mptcp-throttle"
+_CLI_MODULE: Final = "mptcp_throttle.cli.main"
+
+_LOADED_LATE: Final = ("iptc", "mptcp_throttle.cli.doctor")
+"""What our programs load only when they need it: for the classifier `rules` (with setuptools), and for one command."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A program to start; `log` gets what it writes, and its directory is the working directory."""
+    """A program to start. `output` and `errors` are files, to which it appends; that of `output` is its directory.
+
+    With `machine_files` it sees /sys as the machine does.
+    """
 
     program: str
     module: str
     arguments: Sequence[str]
     namespace: str
     environment: Mapping[str, str]
-    log: str
+    output: str
+    errors: str
+    machine_files: bool
 
     def become(self) -> None:
         """Make this process what the request asks for, but for the program."""
         os.setsid()
-        with open(os.devnull, "rb") as nothing, open(self.log, "ab") as log:
-            for file, descriptor in ((nothing, 0), (log, 1), (log, 2)):
+        with open(os.devnull, "rb") as nothing, open(self.output, "ab") as output, open(self.errors, "ab") as errors:
+            for file, descriptor in ((nothing, 0), (output, 1), (errors, 2)):
                 os.dup2(file.fileno(), descriptor)
-        os.chdir(os.path.dirname(self.log))
+        os.chdir(os.path.dirname(self.output))
         os.environ.clear()
         os.environ.update(self.environment)
         time.tzset()
         enter(self.namespace)
+        if not self.machine_files:
+            mount_own_sys()
         with open("/proc/self/comm", "w", encoding="ascii") as name:
             name.write(self.program)
         sys.argv = [self.program, *self.arguments]
@@ -115,7 +127,39 @@ class Preloaded:
 
         `environment` is what it has beside ours.
         """
-        request = _Request(program, module, arguments, namespace, {**os.environ, **environment}, str(log))
+        return self._fork(program, module, arguments, namespace, environment, log, log, machine_files=True)
+
+    def run_cli(
+        self, arguments: Sequence[str], *, namespace: str, environment: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `mptcp-throttle` to its end, as `start`. Raises TimeoutExpired after `timeout` seconds."""
+        with TemporaryDirectory() as directory:
+            output, errors = (Path(directory) / name for name in ("output", "errors"))
+            child = self._fork(
+                _CLI, _CLI_MODULE, arguments, namespace, environment, output, errors, machine_files=False
+            )
+            try:
+                status = child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGKILL)
+                child.wait()
+                raise
+            return subprocess.CompletedProcess([_CLI, *arguments], status, output.read_text(), errors.read_text())
+
+    def _fork(
+        self,
+        program: str,
+        module: str,
+        arguments: Sequence[str],
+        namespace: str,
+        environment: Mapping[str, str],
+        output: Path,
+        errors: Path,
+        *,
+        machine_files: bool,
+    ) -> PreloadedChild:
+        whole = {**os.environ, **environment}
+        request = _Request(program, module, arguments, namespace, whole, str(output), str(errors), machine_files)
         return PreloadedChild(self, program, self._ask(asdict(request)))
 
     def exit_status(self, pid: int) -> int:
@@ -187,7 +231,7 @@ def _answer(descriptor: int, number: int) -> None:
 
 
 if __name__ == "__main__":
-    for name in (*SERVICES.values(), _LOADED_LATE):
+    for name in (*SERVICES.values(), _CLI_MODULE, *_LOADED_LATE):
         importlib.import_module(name)
     gc.freeze()
     sys.exit(importlib.import_module(_serve().module).main())

@@ -37,9 +37,15 @@ def run(
         raise LabError(f"{argv[0]}: not installed") from error
     except subprocess.TimeoutExpired as error:
         raise LabError(f"{command}: did not end in {timeout:g} s") from error
-    if check and result.returncode != 0:
-        raise LabError(f"{command}: exit status {result.returncode}: {_one_line(result.stderr or result.stdout)}")
+    if check:
+        check_status(command, result)
     return result
+
+
+def check_status(command: str, result: subprocess.CompletedProcess[str]) -> None:
+    """Raise LabError if the exit status is not 0."""
+    if result.returncode != 0:
+        raise LabError(f"{command}: exit status {result.returncode}: {_one_line(result.stderr or result.stdout)}")
 
 
 def descriptor_texts(pid: int) -> Iterator[str]:

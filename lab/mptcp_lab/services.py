@@ -112,7 +112,7 @@ class Services:
     """
 
     preloaded: ClassVar[preloaded.Preloaded | None] = None
-    """What starts the services. None: each is started as an operator would, and takes a second to load."""
+    """What starts the programs. None: each is started as an operator would, and takes up to a second to load."""
 
     def __init__(
         self,
@@ -297,7 +297,10 @@ class Services:
 
     def cli(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run `mptcp-throttle` with the configuration. Raises LabError if it fails and `check` holds."""
-        return self.proxy.run(self._executables / "mptcp-throttle", "--config", self.config, *arguments, check=check)
+        given: tuple[str | Path, ...] = ("--config", self.config, *arguments)
+        if self.preloaded is None:
+            return self.proxy.run(self._executables / "mptcp-throttle", *given, check=check)
+        return self.proxy.run_cli(self.preloaded, *given, check=check)
 
     def cli_json(self, *arguments: str) -> Any:  # noqa: ANN401
         """What `mptcp-throttle ... --json` printed."""

@@ -1,4 +1,4 @@
-"""Services that a process forks which has loaded them: each is as if it had been started by itself."""
+"""Programs that a process forks which has loaded them: each is as if it had been started by itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from polling import eventually
 
 from mptcp_lab import namespaces
+from mptcp_lab.lab_errors import LabError
 from mptcp_lab.services import Services
 
 if TYPE_CHECKING:
@@ -42,3 +44,14 @@ def test_exit_status_is_that_of_the_program_or_its_signal(host: Host) -> None:
     services.config.write_text("none: of its settings\n")
     assert services.start_sniffer().wait(10) == EX_CONFIG
     assert "allowed" in sniffer.log_text()
+
+
+def test_cli_has_its_own_output_errors_and_exit_status(host: Host) -> None:
+    services = Services(host, name="cli")
+    assert Services.preloaded is not None
+    assert services.cli("check-config").stderr == ""
+    refused = services.cli("status", check=False)
+    assert (refused.returncode, refused.stdout) == (os.EX_UNAVAILABLE, "")
+    assert "no service answers" in refused.stderr
+    with pytest.raises(LabError, match=r"exit status 69: .*no service answers"):
+        services.cli("status")
