@@ -11,6 +11,7 @@ The tracker is deterministic: segments with time stamps in, changed connections 
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter, OrderedDict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -99,13 +100,16 @@ class Tracker:
         self._bounds = bounds
         self.on_event = on_event
         self.counters: Counter[str] = Counter()
+        # Bound methods would be a cycle of references: the tables of a tracker that is replaced would stay until a full
+        # collection, which is rare (`prefer_latency`).
+        own = weakref.proxy(self)
         self._handshakes = Handshakes(
             bounds.half_open,
             trust,
             self.counters,
-            keys_of=self._keys_of,
-            start_of=self._start_of,
-            on_failed=self._report_failed_join,
+            keys_of=lambda token: own._keys_of(token),
+            start_of=lambda ends: own._start_of(ends),
+            on_failed=lambda *failed: own._report_failed_join(*failed),
         )
         self._connections: dict[Token, Entry] = {}
         self._by_ends: dict[Ends, Entry] = {}

@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +22,16 @@ from segments import (
     tcprst,
     token,
 )
+from worlds import configuration
 
+from mptcp_sniffer.capture import InterfaceLost
 from mptcp_sniffer.events import Event, EventKind
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.kernel_events import KernelEvent, KernelEventKind
 from mptcp_sniffer.kernel_list import KernelList, ListedSubflow
 from mptcp_sniffer.segment import PackedEndpoint, Segment
+from mptcp_sniffer.sniffer import Sniffer
+from mptcp_sniffer.stop import Stop
 from mptcp_sniffer.tracker import Bounds, TableChange, Tracker
 from mptcp_throttle.model import Connection, Subflow, Token, Trust
 
@@ -137,6 +143,16 @@ def test_connection_that_has_come_and_gone_between_two_changes_has_ended() -> No
     segments = [*opening(ETHERNET), ETHERNET.fin()]
     tracker = Tracker([8080], Bounds(100, 100))
     assert tracker.observe_all([(segment, 1000.0, None) for segment in segments]) == [TableChange(TOKEN, None)]
+
+
+def test_tracker_is_freed_at_once_when_the_last_capture_is_lost() -> None:
+    sniffer = Sniffer(configuration(), lambda: None, Stop())
+    with sniffer._track() as tracker:
+        tracker.observe_all([(segment, 1000.0, None) for segment in (*opening(ETHERNET), *joining(WIFI))])
+    lost = weakref.ref(tracker)
+    del tracker
+    sniffer._give_up(InterfaceLost("eth0", "down"))
+    assert lost() is None
 
 
 def test_answered_join_is_known_before_it_is_proved() -> None:
