@@ -12,7 +12,10 @@ from mptcp_lab.host import Host
 from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.soak.bpf_objects import BpfIds, MapContents, contents, ids_of, make_map
 from mptcp_lab.soak.leaks import LEAKS
+from mptcp_lab.soak.proxy import Proxy
 from mptcp_lab.soak.sampling import differences, kernel_values
+from mptcp_lab.soak.schedule import Event
+from mptcp_lab.topology import Lab
 from mptcp_throttle.linux.libbpf import BpfMap
 
 NOTHING = BpfIds(frozenset(), frozenset(), frozenset())
@@ -44,6 +47,13 @@ def test_object_that_is_left_behind_is_sampled(host: Host, name: str) -> None:
     more = {each: after[each] - before[each] for each in before if after[each] != before[each]}
     assert more == CHANGES[name]
     assert len(differences(before, after)) == len(more)
+
+
+def test_interface_that_was_down_has_all_its_routes_again(lab: Lab) -> None:
+    proxy = Proxy(lab, seed=1)
+    before = kernel_values(lab.proxy, NOTHING)
+    proxy.happen(Event.INTERFACE_DOWN)
+    assert differences(before, kernel_values(lab.proxy, NOTHING)) == []
 
 
 def test_map_that_is_left_behind_is_sampled_with_its_entries() -> None:

@@ -34,6 +34,8 @@ _CLASSIFIERS: Final = (ClassifierKind.SOCKET, ClassifierKind.NFT, ClassifierKind
 _DAY_SECONDS: Final = 86_400.0
 _BACK_SECONDS: Final = 600.0
 _DOWN_SECONDS: Final = 0.5
+# Those that ip(8) has added: the kernel's own come back with the addresses.
+_ADDED_ROUTES: Final = ("route", "show", "table", "all", "proto", "boot")
 _WITHOUT_CARRIER_SECONDS: Final = 1.5
 _QUIET_SECONDS: Final = 30.0
 _DAEMON: Final = {"wait_for_clock": False, "reconcile_interval": "1s"}
@@ -149,7 +151,7 @@ class Proxy:
         routes = [
             ["ip", f"-{family}", "route", "replace", *line.split()]
             for family in (4, 6)
-            for line in proxy.run("ip", f"-{family}", "route", "show", "default").stdout.splitlines()
+            for line in proxy.run("ip", f"-{family}", *_ADDED_ROUTES).stdout.splitlines()
         ]
         proxy.ip(["link set eth0 down"])
         time.sleep(_DOWN_SECONDS)
