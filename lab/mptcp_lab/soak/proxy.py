@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,7 @@ from mptcp_throttle.units import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from mptcp_lab.process import Process
     from mptcp_lab.topology import Lab
@@ -41,11 +43,19 @@ _QUIET_SECONDS: Final = 30.0
 _DAEMON: Final = {"wait_for_clock": False, "reconcile_interval": "1s"}
 # Small tables are full within the warm-up: what still grows then has no bound.
 _SNIFFER: Final = {"history": 500, "max_half_open": 500}
+_CACHED_PAGES: Final = 50  # of 4 KiB, where SQLite has 2 MiB
 
 
 def _networks(cap: Rate) -> tuple[AccessNetwork, ...]:
     wifi, ethernet = WIFI_FIRST
     return wifi, replace(ethernet.with_rates({RateKind.CAP: cap, RateKind.UPLINK_CAP: cap}), budgets=(_BUDGET,))
+
+
+def limit_page_cache(state: Path) -> None:
+    """Make the database of the daemon's history, which tells SQLite how many pages to keep in memory."""
+    state.mkdir()
+    with closing(sqlite3.connect(state / "history.sqlite")) as database:
+        database.execute(f"PRAGMA default_cache_size = {_CACHED_PAGES}")
 
 
 class Proxy:
@@ -56,6 +66,7 @@ class Proxy:
         self.services = ServicesWithClock(
             lab.proxy, _networks(_CAPS[0]), ports=PORTS, linger="200ms", sniffer=_SNIFFER, daemon=_DAEMON
         )
+        limit_page_cache(self.services.directory / "state")
         self.lives = {"sniffer": 0, "daemon": 0}
         """How often each has been started."""
 
