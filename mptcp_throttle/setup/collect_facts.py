@@ -19,6 +19,7 @@ from typing import Final
 from pyroute2 import IPRoute
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
+from mptcp_throttle.linux.default_routes import default_interfaces
 from mptcp_throttle.linux.inet_diag import SENDING, InetDiag, list_listening
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
 from mptcp_throttle.linux.link_header import link_header_of
@@ -68,7 +69,7 @@ def collect_facts() -> HostFacts:
     listeners = _read_listeners()
     with netlink_call("ip route, ip address, tc qdisc"), timed(IPRoute) as ip:
         links = list(ip.get_links())
-        interfaces, default_routes = tuple(_interfaces(ip, links)), tuple(_default_routes(ip, links))
+        interfaces, default_routes = tuple(_interfaces(ip, links)), tuple(_default_routes(links))
     saved = dict(_saved_rules())
     return HostFacts(
         mptcp=_mptcp(),
@@ -114,15 +115,9 @@ def _interfaces(ip: IPRoute, links: Sequence[ifinfmsg]) -> Iterator[Interface]:
         )
 
 
-def _default_routes(ip: IPRoute, links: Sequence[ifinfmsg]) -> Iterator[str]:
+def _default_routes(links: Sequence[ifinfmsg]) -> Iterator[str]:
     names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in links}
-    for family in (2, 10):  # AF_INET, AF_INET6
-        routes = ip.get_default_routes(family=family)
-        if routes:
-            best = min(routes, key=lambda route: route.get_attr("RTA_PRIORITY") or 0)
-            hops = best.get_attr("RTA_MULTIPATH") or ()
-            outputs = [best.get_attr("RTA_OIF"), *(hop["oif"] for hop in hops)]
-            yield from (names[index] for index in outputs if index in names)
+    yield from (names[index] for index in default_interfaces() if index in names)
 
 
 def _client_paths(listeners: Collection[Listener]) -> Iterator[ClientPath]:
