@@ -141,7 +141,7 @@ def _hash_becomes_of_another_type(world: SimulatedFleet, random: Random) -> End:
     return lambda: server.put_type(name, is_hash=True)
 
 
-def _compromised_proxy_writes(world: SimulatedFleet, random: Random) -> End:
+def _proxy_publishes_false_totals(world: SimulatedFleet, random: Random) -> End:
     """One that is not in the fleet writes into its hashes; what it has claimed stays."""
     if not world.has_compromised:
         return None
@@ -264,7 +264,7 @@ KINDS: Final[dict[str, Callable[[SimulatedFleet, Random], End]]] = {
         _server_is_full,
         _password_is_refused,
         _hash_becomes_of_another_type,
-        _compromised_proxy_writes,
+        _proxy_publishes_false_totals,
         _proxy_is_killed,
         _proxy_is_killed_while_it_writes,
         _proxy_is_killed_while_it_publishes,

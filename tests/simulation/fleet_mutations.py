@@ -43,7 +43,7 @@ def _own_total_is_read_back(patch: pytest.MonkeyPatch) -> None:
         each._field = own
 
     patch.setattr(TotalsThread, "_believe", with_own)
-    patch.setattr(ValkeyExchange, "rest", lambda _, content, __: content)
+    patch.setattr(ValkeyExchange, "without_own_totals", lambda _, contents, __: contents)
 
 
 def _periods_share_a_hash(patch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def _lower_totals_are_believed_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(totals, "LOWER_SECONDS", 0.0)
 
 
-def _lies_are_believed(patch: pytest.MonkeyPatch) -> None:
+def _false_totals_are_believed(patch: pytest.MonkeyPatch) -> None:
     def unbounded(
         believed: Mapping[str, BelievedTotal], read: Mapping[str, int], now: float, age: float, _: float
     ) -> Any:  # noqa: ANN401
@@ -155,7 +155,7 @@ FLEET_MUTATIONS: Final = _all(
     _others_of_the_last_period_count,
     _totals_that_are_missing_are_forgotten,
     _lower_totals_are_believed_at_once,
-    _lies_are_believed,
+    _false_totals_are_believed,
     _lost_totals_are_not_written_again,
     _failed_publishing_is_taken_for_done,
     _hashes_never_expire,

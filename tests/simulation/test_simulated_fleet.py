@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from fleet_mutations import FLEET_MUTATIONS, QUICK
+from fleet_mutations import FLEET_MUTATIONS, FOUND_BY, QUICK
 from mutations import Mutation
 from scenario import Result, Scenario
 from shrinking import shrunk
@@ -52,6 +52,17 @@ def test_run_of_a_fleet_is_the_same_in_every_process() -> None:
     assert result.counts["connections"] > 5
     assert result.counts["faults"] > 1
     assert result.digest[:16] in output
+
+
+def test_each_defect_of_a_fleet_that_has_a_seed_or_is_found_soon_exists() -> None:
+    assert {*FOUND_BY, *QUICK} <= {mutation.name for mutation in FLEET_MUTATIONS}
+
+
+@pytest.mark.parametrize("mutation", FLEET_MUTATIONS, ids=lambda mutation: mutation.name)
+def test_each_defect_of_a_fleet_changes_what_the_product_has(
+    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutation.break_(monkeypatch)
 
 
 @pytest.mark.parametrize("mutation", FEW, ids=lambda mutation: mutation.name)
