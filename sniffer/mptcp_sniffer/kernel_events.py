@@ -11,8 +11,8 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
 
-from pyroute2.netlink import NETLINK_GENERIC
-from pyroute2.netlink.generic.mptcp import MPTCP
+from pyroute2 import GenericNetlinkSocket
+from pyroute2.netlink import NETLINK_GENERIC, genlmsg
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
@@ -76,8 +76,10 @@ class KernelEvents(NetlinkSocket):
 
 def _group() -> int:
     what = "look for mptcp_pm_events"
-    with netlink_call(what), timed(MPTCP) as path_manager:
-        group: int | None = path_manager.mcast_groups.get("mptcp_pm_events")
+    # pyroute2's MPTCP would look for the family in its constructor, and not close its socket if that fails.
+    with netlink_call(what), timed(GenericNetlinkSocket) as generic:
+        generic.bind("mptcp_pm", genlmsg)
+        group: int | None = generic.mcast_groups.get("mptcp_pm_events")
     if group is None:
         raise KernelError(what, errno.ENOENT)
     return group

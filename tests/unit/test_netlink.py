@@ -25,9 +25,11 @@ from pyroute2.netlink import (
     NLMSG_ERROR,
     genlmsg,
 )
+from pyroute2.netlink.generic import AsyncGenericNetlinkSocket
 from pyroute2.netlink.rtnl import RTM_GETLINK
 
 from mptcp_sniffer import kernel_list
+from mptcp_sniffer.kernel_events import KernelEvents
 from mptcp_sniffer.kernel_list import KernelListUnavailable, list_subflows
 from mptcp_throttle.linux import netlink_socket, timed_pyroute2
 from mptcp_throttle.linux.cbpf import RET, Line, assemble, attach_filter
@@ -36,7 +38,7 @@ from mptcp_throttle.linux.kernel_error import KernelError, netlink_call, set_fau
 from mptcp_throttle.linux.netlink_codec import Message, attribute, attributes, messages, nested, pack, status
 from mptcp_throttle.linux.netlink_socket import DumpInterrupted, NetlinkSocket, Request, read_consistently
 from mptcp_throttle.linux.timed_pyroute2 import timed
-from mptcp_throttle.ports import Ports
+from mptcp_throttle.ports import ALL_PORTS, Ports
 
 CLOSE_WAIT, LAST_ACK = 8, 9  # include/net/tcp_states.h
 DROPS_ALL: Final = assemble([Line(RET, 0)])
@@ -243,6 +245,15 @@ def test_request_of_pyroute2_without_an_answer_ends(
             attach_filter(same, DROPS_ALL)
         with pytest.raises(KernelError, match=r"^ask: ETIMEDOUT$"), netlink_call("ask"):
             ask(opened)
+
+
+def test_missing_family_of_kernel_events_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    discovery = AsyncGenericNetlinkSocket.discovery
+    monkeypatch.setattr(AsyncGenericNetlinkSocket, "discovery", lambda each, _: discovery(each, "no_such_family"))
+    before = {*os.listdir("/proc/self/fd")}
+    with pytest.raises(KernelError, match=r"^look for mptcp_pm_events: ENOENT"):
+        KernelEvents(ALL_PORTS)
+    assert {*os.listdir("/proc/self/fd")} <= before
 
 
 def test_changes_without_an_answer_are_refused(silent: NetlinkSocket) -> None:
