@@ -127,16 +127,20 @@ class Preloaded:
 
         `environment` is what it has beside ours.
         """
-        return self._fork(program, module, arguments, namespace, environment, log, log, machine_files=True)
+        whole = {**os.environ, **environment}
+        return self._fork(
+            _Request(program, module, arguments, namespace, whole, str(log), str(log), machine_files=True)
+        )
 
     def run_cli(
         self, arguments: Sequence[str], *, namespace: str, environment: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
         """Run `mptcp-throttle` to its end, as `start`. Raises TimeoutExpired after `timeout` seconds."""
+        whole = {**os.environ, **environment}
         with TemporaryDirectory() as directory:
-            output, errors = (Path(directory) / name for name in ("output", "errors"))
+            output, errors = f"{directory}/output", f"{directory}/errors"
             child = self._fork(
-                _CLI, _CLI_MODULE, arguments, namespace, environment, output, errors, machine_files=False
+                _Request(_CLI, _CLI_MODULE, arguments, namespace, whole, output, errors, machine_files=False)
             )
             try:
                 status = child.wait(timeout)
@@ -144,23 +148,12 @@ class Preloaded:
                 child.send_signal(signal.SIGKILL)
                 child.wait()
                 raise
-            return subprocess.CompletedProcess([_CLI, *arguments], status, output.read_text(), errors.read_text())
+            return subprocess.CompletedProcess(
+                [_CLI, *arguments], status, Path(output).read_text(), Path(errors).read_text()
+            )
 
-    def _fork(
-        self,
-        program: str,
-        module: str,
-        arguments: Sequence[str],
-        namespace: str,
-        environment: Mapping[str, str],
-        output: Path,
-        errors: Path,
-        *,
-        machine_files: bool,
-    ) -> PreloadedChild:
-        whole = {**os.environ, **environment}
-        request = _Request(program, module, arguments, namespace, whole, str(output), str(errors), machine_files)
-        return PreloadedChild(self, program, self._ask(asdict(request)))
+    def _fork(self, request: _Request) -> PreloadedChild:
+        return PreloadedChild(self, request.program, self._ask(asdict(request)))
 
     def exit_status(self, pid: int) -> int:
         """The exit status of a program that has ended; its process id may be used again."""
