@@ -1,6 +1,6 @@
-"""pyroute2's netlink sockets, with an end of each wait for an answer.
+"""pyroute2's netlink sockets, whose waits for an answer end after `ANSWER_SECONDS`.
 
-pyroute2 0.9 has no timeout: it waits in an event loop, where one of the socket has no effect.
+pyroute2 0.9 has no timeout: it waits in an event loop, where SO_RCVTIMEO of the socket has no effect.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A proxy of a simulated fleet: sockets that carry bytes, and of the product what counts them and shares totals.
 
-The ledger, the history with its database, and the thread of the fleet are the product's own, as `lifecycle/daemon.py`
+The ledger, the history with its database, and the thread of totals are the product's own, as `lifecycle/daemon.py`
 puts them together. There is no control loop: what stages of budgets narrow is applied at once.
 """
 
@@ -248,7 +248,7 @@ class FleetProxy:
         self._log.note(self._state, self.clock.monotonic())
 
     def tick(self) -> None:
-        """One tick of the thread of the fleet, which pauses as `TotalsThread.run` does."""
+        """One tick of the thread of totals, which pauses as `TotalsThread.run` does."""
         waited = 0.0
         try:
             self.thread.step(self.clock.monotonic())

@@ -1,4 +1,4 @@
-"""The ledger of a proxy, as the thread of the fleet knows it."""
+"""The ledger of a proxy, as the thread of totals knows it."""
 
 from __future__ import annotations
 

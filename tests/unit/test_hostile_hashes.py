@@ -265,7 +265,7 @@ def test_report_that_somebody_replaces_makes_no_proxy_late(hashes: Hashes, proxi
     assert states(first) == {"proxy-1": "reachable", "proxy-2": "reachable"}
 
 
-def test_names_of_nobody_hide_no_proxy_that_is_known(hashes: Hashes, proxies: list[Proxy]) -> None:
+def test_names_of_no_proxy_hide_no_proxy_that_is_known(hashes: Hashes, proxies: list[Proxy]) -> None:
     first, second = proxies
     report = hashes[PROXIES].pop(second.field.encode())
     hashes[PROXIES].update(dict.fromkeys([*FIELDS][: MAX_FIELDS - 1], report))

@@ -64,7 +64,7 @@ LAST_READ: Final = "SELECT at FROM budget_read"
 """When changed totals of other proxies were read last, in seconds since the epoch."""
 _MOST_BYTES: Final = 2**62
 MOST_FIELDS: Final = 16
-"""The most totals of other proxies that are kept for a subject, the largest ones, beside the sum of all: whoever fills
+"""The most totals of other proxies that are kept for a subject, the largest ones, beside the sum of all: oversized
 hashes at the server must not fill the database."""
 
 _T = TypeVar("_T")

@@ -285,7 +285,7 @@ class Members:
         self.surplus = None
         self._present = frozenset(name for name, record in records.items() if record.beat != _TOLD)
         self._forgotten = {name: each for name, each in self._forgotten.items() if records.get(name) == each}
-        # Who was there before knows more than any other can tell, unless that one lies.
+        # Who was there before knows more than any other can tell, unless that one is compromised.
         is_new_here = not self._part or now - self._opened < HEARD_SECONDS
         for name, record in sorted(records.items()):
             seen, is_told = self._seen.get(name), record.beat == _TOLD
@@ -346,7 +346,7 @@ class Members:
 def _with_possible_parts(own: int, members: Mapping[str, Member]) -> dict[str, Member]:
     """The others; those who are not heard, with no more parts than those in contact leave.
 
-    That changes nothing unless one lies: a silent one cannot take what all others have.
+    That changes nothing unless one is compromised: a silent one cannot take what all others have.
     """
     fair = PARTS // (1 + len(members))
     left = PARTS - own - sum(min(member.part, fair) for member in members.values() if member.heard)

@@ -125,7 +125,7 @@ class Watched:
 
 
 class _Proxy:
-    """A proxy's ledger, as the thread of the fleet sees it, and the thread; `used` is its processor time in seconds."""
+    """A proxy's ledger, as the thread of totals sees it, and the thread; `used` is its processor time in seconds."""
 
     def __init__(self, number: int, load: Load, url: ServerUrl, period: Period, watched: Watched) -> None:
         self.used = 0.0
