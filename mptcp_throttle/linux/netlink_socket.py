@@ -12,6 +12,7 @@ import itertools
 import os
 import select
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Self, TypeVar
 
@@ -37,6 +38,8 @@ _SEND_BYTES: Final = 100_000  # what fits into the send buffer (net.core.wmem_de
 _SO_SNDBUFFORCE: Final = 32  # include/uapi/asm-generic/socket.h
 _DUMP_ATTEMPTS: Final = 5
 _DONE: Final = (0, "")  # no error number, no explanation
+# The port of a socket that is opened again is free for a moment: no other thread may take it.
+_one_takes_a_port: Final = threading.Lock()
 
 
 class DumpInterrupted(KernelError):
@@ -251,9 +254,10 @@ class NetlinkSocket:
                 opened.setsockopt(netlink.SOL_NETLINK, option, 1)
             if self._program:
                 attach_filter(opened, self._program)
-            if instead_of is not None:
-                instead_of.close()
-            self._bind(opened)
+            with _one_takes_a_port:
+                if instead_of is not None:
+                    instead_of.close()
+                self._bind(opened)
             stack.pop_all()
             return opened
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from struct import pack as pack_struct
@@ -225,6 +226,26 @@ def test_dump_after_one_not_read_to_its_end_has_all_and_the_same_port() -> None:
         listed = {each.local_port for each in diag.sockets(LISTEN, ())}
         assert listed >= {listener.getsockname()[1] for listener in listeners}
         assert diag.port == port
+
+
+def test_dump_keeps_its_port_while_another_thread_opens_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    others: list[NetlinkSocket] = []
+    bind, other = NetlinkSocket._bind, threading.Thread(target=lambda: others.append(InetDiag()))
+
+    def bind_late(each: NetlinkSocket, opened: socket.socket) -> None:
+        if each is diag:
+            other.start()
+            other.join(0.2)
+        bind(each, opened)
+
+    with InetDiag() as diag:
+        port = diag.port
+        diag._is_dumping = True
+        monkeypatch.setattr(NetlinkSocket, "_bind", bind_late)
+        list(diag.sockets(LISTEN, ()))
+        other.join()
+        with others[0] as opened:
+            assert diag.port == port != opened.port
 
 
 @pytest.mark.parametrize(
