@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Final
+
+_UNFINISHED: Final = ".new"
 
 
 def write_atomically(path: Path, text: str, *, keep_owner: bool = False, mode: int = 0o644) -> None:
@@ -12,7 +15,7 @@ def write_atomically(path: Path, text: str, *, keep_owner: bool = False, mode: i
 
     With `keep_owner`, owner, group and mode are those of the file that it replaces, if there is one.
     """
-    temporary = path.with_suffix(".new")
+    temporary = path.with_suffix(_UNFINISHED)
     temporary.unlink(missing_ok=True)
     # O_EXCL does not follow a symbolic link that another user has put there.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -31,6 +34,12 @@ def write_atomically(path: Path, text: str, *, keep_owner: bool = False, mode: i
         raise
     temporary.replace(path)
     synchronise(path.parent)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what a process has left that was killed while it wrote; no other may write there now. Raises OSError."""
+    for file in directory.glob(f"*{_UNFINISHED}"):
+        file.unlink(missing_ok=True)
 
 
 def synchronise(directory: Path) -> None:

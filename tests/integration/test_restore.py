@@ -67,6 +67,19 @@ def test_cleanup_works_although_what_is_configured_is_invalid(world: ProxyWorld,
     assert (kernel_state(world.proxy), world.restrained()) == (world.original, set())
 
 
+@pytest.mark.parametrize("next_one", ["cleanup", "start"])
+def test_record_that_was_being_written_at_a_kill_is_removed(world: ProxyWorld, next_one: str) -> None:
+    world.daemon.kill()
+    record = world.services.sockets.daemon.parent / "tcx-2.new"
+    record.write_text("17")
+    if next_one == "cleanup":
+        world.services.clean_up()
+    else:
+        world.services.start_daemon()
+        world.services.wait_ready()
+    assert not record.exists()
+
+
 @pytest.mark.parametrize("end", ["cleanup", "start"])
 def test_open_vswitch_that_is_absent_keeps_no_subflow_throttled(world: ProxyWorld, tmp_path: Path, end: str) -> None:
     """A daemon with tc has been killed, and its configuration then changed to a back end that this host lacks."""

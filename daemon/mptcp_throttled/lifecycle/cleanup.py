@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mptcp_throttle import service
 from mptcp_throttle.config.load import find_daemon_directory, load_config
-from mptcp_throttle.durable_file import write_atomically
+from mptcp_throttle.durable_file import remove_unfinished, write_atomically
 from mptcp_throttle.errors import ConfigError, UserError
 from mptcp_throttle.linux.kernel_error import KernelError, os_errors
 from mptcp_throttle.ports import NO_PORTS, Ports
@@ -138,6 +138,14 @@ def clean_up(kernel: LinuxKernel) -> None:
         raise UserError(str(error)) from error
 
 
+def remove_unfinished_records(directory: Path) -> None:
+    """Remove the records that another instance was writing when it was killed; log it if that is refused."""
+    try:
+        remove_unfinished(directory)
+    except OSError as error:
+        _log.warning("%s: unfinished records may remain: %s", directory, error.strerror)
+
+
 def clean_up_host(path: Path) -> None:
     """Restore everything even if the configuration is invalid: our kernel objects are recognised without it."""
     require_capabilities()
@@ -152,6 +160,7 @@ def clean_up_host(path: Path) -> None:
         directory = find_daemon_directory(path)
         kernel, unused = back_ends.unconfigured_kernels(directory)
     with service.single_instance(directory, "mptcp-throttled", group), namespace_lock(path):
+        remove_unfinished_records(directory)
         record = PortRecord(directory)
         recorded = record.load()
         free_steered(directory, recorded)

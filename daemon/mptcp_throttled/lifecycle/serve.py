@@ -24,6 +24,7 @@ from mptcp_throttled.lifecycle.cleanup import (
     free_uplinks,
     release_old_ports,
     remove_leftovers,
+    remove_unfinished_records,
     require_capabilities,
 )
 from mptcp_throttled.lifecycle.control_key import control_group
@@ -52,6 +53,7 @@ def serve(path: Path) -> None:
             config.state_directory.mkdir(mode=0o711, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{config.state_directory}: cannot be made: {error.strerror}", os.EX_NOPERM) from error
+        remove_unfinished_records(directory)
         record = PortRecord(directory)
         recorded = record.load()
         group = control_group(config.daemon.control_group, config.state_directory)
