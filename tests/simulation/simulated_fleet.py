@@ -192,6 +192,9 @@ class SimulatedFleet:
     def _happen(self) -> None:
         self._is_asleep = self._is_checked = False
         self.timeline.take()()
+        # A session may end before the next check.
+        if self._is_carrying:
+            self._busy_at = self.clock.now
 
     def _let(self, proxy: FleetProxy, act: Callable[[], None]) -> None:
         self._present = proxy

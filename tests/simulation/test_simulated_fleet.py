@@ -9,14 +9,18 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 from fleet_mutations import FLEET_MUTATIONS, FOUND_BY, QUICK
+from modelled_proxy import ModelSocket
 from mutations import Mutation
 from scenario import Result, Scenario
 from shrinking import shrunk
+from simulated_fleet import SimulatedFleet
 from simulation_runs import report, run
 from test_simulated_runs import ALL, MUTATION_SECONDS, SECONDS
 
@@ -52,6 +56,31 @@ def test_run_of_a_fleet_is_the_same_in_every_process() -> None:
     assert result.counts["connections"] > 5
     assert result.counts["faults"] > 1
     assert result.digest[:16] in output
+
+
+@contextmanager
+def quiet_fleet(size: int, directory: Path) -> Iterator[SimulatedFleet]:
+    """One without faults and clients."""
+    world = SimulatedFleet(Scenario(2, 240.0, (), (), begins=1_800_010_000.0, fleet=size), directory)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def carry(world: SimulatedFleet, number: int, rate: float, at: float, seconds: float) -> None:
+    """A client receives from the proxy with this number at a rate in bytes/s, from a time on and for so long."""
+    proxy = world.proxies[number]
+    sockets: list[ModelSocket] = []
+    world.timeline.after(at, lambda: sockets.append(proxy.open("10.1.0.2", rate)))
+    world.timeline.after(at + seconds, lambda: proxy.end(sockets.pop()))
+
+
+def test_rest_of_a_fleet_begins_long_after_a_session_between_two_checks(tmp_path: Path) -> None:
+    with quiet_fleet(1, tmp_path) as world:
+        carry(world, 0, 100e3, 60.0, 0.486)
+        world.run()
+        assert world.counts["rests"] == 2
 
 
 def test_each_defect_of_a_fleet_that_has_a_seed_or_is_found_soon_exists() -> None:
