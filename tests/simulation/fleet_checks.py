@@ -160,16 +160,19 @@ class FleetChecks:
         if self._false_totals_in(name):
             return
         fallen = self._world.server.fallen(name, proxy.thread._field.encode(), LOWER_SECONDS)
-        peaks = self._peaks.get(counter, {})
         # What the server has lost of a lost ledger may be known to no proxy that restarts.
-        lost = sum(
-            peak
-            for (number, lineage), peak in peaks.items()
-            if lineage < self._world.proxies[number].lineage and len(peaks) > MOST_FIELDS
-        )
+        lost = self._lost(counter) if len(self._peaks.get(counter, {})) > MOST_FIELDS else 0
         if used < most - fallen - lost:
             raise Violation(f"F2: {proxy.name} adds {used} bytes of {_shown(counter)}, which were {most}")
         self._most[known] = used
+
+    def _lost(self, counter: Counter) -> int:
+        """How many bytes the ledgers that were lost have counted."""
+        return sum(
+            peak
+            for (number, lineage), peak in self._peaks.get(counter, {}).items()
+            if lineage < self._world.proxies[number].lineage
+        )
 
     def _check_late(self, proxy: FleetProxy, account: BudgetAccount) -> None:
         now = self._world.clock.now
@@ -187,7 +190,7 @@ class FleetChecks:
                 grown = self._grown.get(((other.number, other.lineage), counter))
                 if other is not proxy and grown is not None and other.counts(counter.key, counter.start):
                     used += grown.at[-1][1]
-                    if not is_far and not grown.is_far(now, left):
+                    if not is_far and not grown.is_far(now, self._left_at(other, counter, left)):
                         young += max(grown.since(now - LATE_SECONDS), 0)
                     elif self._world.well < REST_SECONDS:
                         young += grown.at[-1][1]
@@ -200,6 +203,16 @@ class FleetChecks:
                     f"F3: {proxy.name} misses {missing} bytes of {_shown(counter)}, of which {young} are so young;"
                     f" {left:.0f} are left"
                 )
+
+    def _left_at(self, other: FleetProxy, counter: Counter, left: float) -> float:
+        """What is left until the next stage, or more, if another proxy believes so.
+
+        Of a lost ledger, it may know what the server has lost, too, or not know what this one does.
+        """
+        if not self._lost(counter):
+            return left
+        account = other.ledger._accounts[counter.key]
+        return max(left, account.left_to_next_stage(counter.subject, other.clock.time()))
 
     def _check_cut(self, proxy: FleetProxy) -> None:
         for account in proxy.ledger._accounts.values():

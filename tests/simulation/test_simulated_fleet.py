@@ -83,6 +83,26 @@ def test_rest_of_a_fleet_begins_long_after_a_session_between_two_checks(tmp_path
         assert world.counts["rests"] == 2
 
 
+def test_client_may_be_far_from_a_stage_where_a_lost_ledger_counts(tmp_path: Path) -> None:
+    with quiet_fleet(3, tmp_path) as world:
+        losing, knowing, unknowing = range(3)
+
+        def lose() -> None:
+            world.trouble_began()
+            world.proxies[losing].stop()
+            world.proxies[losing].lose_database()
+            world.server.wipe(restarts=True)
+            world.proxies[losing].start()
+            world.trouble_ended()
+
+        carry(world, losing, 1.2e6, 1.0, 120.0)
+        carry(world, knowing, 20e3, 1.0, 120.0)
+        world.timeline.after(125.0, lose)
+        carry(world, knowing, 1.2e6, 164.0, 20.0)
+        carry(world, unknowing, 1.2e6, 164.0, 20.0)
+        world.run()
+
+
 def test_each_defect_of_a_fleet_that_has_a_seed_or_is_found_soon_exists() -> None:
     assert {*FOUND_BY, *QUICK} <= {mutation.name for mutation in FLEET_MUTATIONS}
 
