@@ -144,11 +144,12 @@ def test_page_fits_the_narrowest_and_the_widest_window(own_browser: Browser, can
             assert page.overflow() <= 0
 
 
-def test_pictures_of_each_state(own_browser: Browser, canned: CannedPage, tmp_path: Path) -> None:
-    """`PICTURES=docs/pictures ./run-tests tests/browser -k pictures` draws the pictures of the documents again."""
+def test_pictures_have_the_width_and_the_theme(own_browser: Browser, canned: CannedPage, tmp_path: Path) -> None:
+    """`PICTURES=docs/pictures ./run-tests tests/browser -k pictures` draws all pictures of the documents again."""
+    shots = [("page", "telephone", "dark"), ("page-client", "telephone", "dark"), ("page", "tablet", "light")]
+    if "PICTURES" in os.environ:
+        shots += [(state, "desktop", "light") for state in STATES]
     directory = Path(os.environ.get("PICTURES", tmp_path)).absolute()
-    shots = [(state, width, "light") for state in STATES for width in ("desktop",)]
-    shots += [("page", "telephone", "dark"), ("page-client", "telephone", "dark"), ("page", "tablet", "light")]
     for state, width, theme in shots:
         prepare, fragment, words = STATES[state]
         canned.event, canned.parts, canned.silent = answers.event(), {}, False
