@@ -5,24 +5,22 @@ Unlike segments they cannot be forged. The kernel reports when it had to drop ev
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
 
-from pyroute2 import GenericNetlinkSocket
-from pyroute2.netlink import NETLINK_GENERIC, genlmsg
+from pyroute2.netlink import NETLINK_GENERIC
 
 from mptcp_sniffer.handshake import Ends
 from mptcp_sniffer.segment import PackedEndpoint
 from mptcp_throttle.linux import cbpf
 from mptcp_throttle.linux.cbpf import Instruction, Line, assemble, jump_by_port
 from mptcp_throttle.linux.inet_diag import unmapped
-from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors, netlink_call
+from mptcp_throttle.linux.kernel_error import KernelError, decoding_errors
+from mptcp_throttle.linux.mptcp_events import events_group
 from mptcp_throttle.linux.netlink_codec import attributes
 from mptcp_throttle.linux.netlink_socket import NetlinkSocket
-from mptcp_throttle.linux.timed_pyroute2 import timed
 from mptcp_throttle.model import Token
 from mptcp_throttle.ports import Ports
 
@@ -59,7 +57,7 @@ class KernelEvents(NetlinkSocket):
     """
 
     def __init__(self, ports: Ports) -> None:
-        group = _group()
+        group = events_group()
         super().__init__(NETLINK_GENERIC, program=_event_filter(ports))
         try:
             self.join(group)
@@ -72,17 +70,6 @@ class KernelEvents(NetlinkSocket):
         with decoding_errors("receive MPTCP events"):
             for message in self.notifications():
                 yield _decode(message.payload)
-
-
-def _group() -> int:
-    what = "look for mptcp_pm_events"
-    # pyroute2's MPTCP would look for the family in its constructor, and not close its socket if that fails.
-    with netlink_call(what), timed(GenericNetlinkSocket) as generic:
-        generic.bind("mptcp_pm", genlmsg)
-        group: int | None = generic.mcast_groups.get("mptcp_pm_events")
-    if group is None:
-        raise KernelError(what, errno.ENOENT)
-    return group
 
 
 def _event_filter(ports: Ports) -> tuple[Instruction, ...]:

@@ -250,7 +250,7 @@ def test_assignments_are_those_of_the_last_good_answer(kernel: RecordedKernel, m
 
 
 def test_events_are_read_or_refused(kernel: RecordedKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_events, "_group", lambda: 9)
+    monkeypatch.setattr(kernel_events, "events_group", lambda: 9)
     events = KernelEvents(PORTS)
     datagrams = [path.read_bytes() for path in sorted(CORPUS.glob("event-*"))]
     kernel.arrived = list(datagrams)

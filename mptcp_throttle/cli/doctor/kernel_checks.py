@@ -18,6 +18,7 @@ from mptcp_throttle.features import DOCUMENTS
 from mptcp_throttle.findings import Finding, Host, note, of_the_proxy, or_ok
 from mptcp_throttle.linux.adjtimex import is_clock_synchronised
 from mptcp_throttle.linux.kernel_error import KernelError, netlink_call
+from mptcp_throttle.linux.mptcp_events import events_group
 from mptcp_throttle.linux.qdisc_kinds import SeenQdisc, is_own, kind_in_the_way, lost_beside_htb, seen_qdiscs
 from mptcp_throttle.linux.timed_pyroute2 import timed
 from mptcp_throttle.model import BackEnd, ClassifierKind
@@ -207,8 +208,7 @@ def read_announced() -> list[Announced]:
 
 def receives_events() -> bool:
     """Whether a program in this network namespace receives the events of MPTCP. Raises KernelError."""
-    with netlink_call("look for mptcp_pm_events"), timed(MPTCP) as path_manager:
-        group = 1 << (path_manager.mcast_groups["mptcp_pm_events"] - 1)
+    group = 1 << (events_group() - 1)
     _, *sockets = (line.split() for line in _NETLINK_SOCKETS.read_text(encoding="ascii").splitlines())
     return any(protocol == _NETLINK_GENERIC and int(groups, 16) & group for _, protocol, _, groups, *_ in sockets)
 
