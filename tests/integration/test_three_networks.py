@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from polling import eventually
 from proxy_world import ProxyWorld, hosts, receive_rates, serving
 
+from mptcp_lab import oracle
 from mptcp_lab.services import WIFI_FIRST
+from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, LTE, WIFI, Topology
 from mptcp_throttle.model import AccessNetwork, Per, RateKind
 from mptcp_throttle.units import Rate
@@ -45,6 +48,29 @@ def test_networks_are_used_by_preference_and_free_in_their_turn(own_world: Proxy
     client.leave(ETHERNET)
     eventually(lambda: not capped(own_world), "LTE free", within=1, seen=own_world.services.subflows)
     eventually(lambda: receive_rates(client, 2)["wwan0"] > 3 * CAPS["lte"], "LTE last")
+
+
+def windows_before_data(world: ProxyWorld) -> dict[str, int]:
+    """Of the subflows on which the proxy has sent nothing: the clients' receive windows, by client address."""
+    windows = {}
+    for socket in oracle.sockets(world.proxy, PORT):
+        window = re.search(r"snd_wnd:(\d+)", socket.info)
+        if "B" in oracle.flags(socket) and "bytes_sent:" not in socket.info and window is not None:
+            windows[socket.peer.address] = int(window[1])
+    return windows
+
+
+def test_subflow_that_is_held_back_has_no_larger_window_than_its_client_announced(own_world: ProxyWorld) -> None:
+    """MPTCP would send what does not fit, and the client would discard it, which stops a download for seconds."""
+    largest_at_first = 65535  # no scale applies to a SYN
+    own_world.download(rate_limit=Rate(MBIT))
+    eventually(
+        lambda: len(windows_before_data(own_world)) == len(CAPS),
+        "Ethernet, over which the client has sent, and LTE, which has joined",
+        seen=lambda: list(oracle.sockets(own_world.proxy, PORT)),
+    )
+    windows = windows_before_data(own_world)
+    assert all(0 < window <= largest_at_first for window in windows.values()), windows
 
 
 def test_each_network_carries_what_the_preferred_ones_lack() -> None:

@@ -11,7 +11,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple, TypeVar
 
-from mptcp_throttle.linux.c_layout import U32, U64, pack, size_of, struct_of, unpack
+from mptcp_throttle.linux.c_layout import U16, U32, U64, pack, size_of, struct_of, unpack
 from mptcp_throttle.linux.inet_diag import IPV4_MAPPED, unmapped
 from mptcp_throttle.linux.libbpf import BpfMap
 from mptcp_throttle.model import Address, FourTuple
@@ -219,7 +219,8 @@ class Steered(NamedTuple):
     counted: U64
     held_until: U64
     held_ns: U64
-    told: U32
+    told: U16
+    window: U16
     is_capped: U32
     client_wants_backup: U32
     is_uncounted: U32

@@ -73,7 +73,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define STANDSTILL_NS 200000000ULL
 #define SICK_ACKS 3
 
-#define ACK_WINDOW 1024 /* TCP does not take the window of an old ACK */
+#define MAX_WINDOW 65535
 #define ACK_HOPS 64
 #define PRIORITY_OPTION 0x1e035001U /* MP_PRIO without an address id, and NOP */
 #define PRIORITY_BACKUP 0x00000100U
@@ -307,6 +307,13 @@ static __always_inline __u32 any_interface(void)
 	return interface ? *interface : 0;
 }
 
+/* As a header has it. MPTCP may have made the window larger than a header can say. */
+static __always_inline __u16 scaled_down(__u32 window, __u8 shift)
+{
+	window >>= shift;
+	return window < MAX_WINDOW ? window : MAX_WINDOW;
+}
+
 /* Tells MPTCP at the proxy whether a subflow is a backup, by an ACK that is made of this packet. */
 static __always_inline void tell(struct __sk_buff *skb, struct steered *steered, struct tcp_sock *tp,
 				 enum proxy_told told, __u64 now)
@@ -315,8 +322,11 @@ static __always_inline void tell(struct __sk_buff *skb, struct steered *steered,
 	long failed;
 
 	steered->sequence = BPF_CORE_READ(tp, rcv_wup);
-	/* An older acknowledgment than the last, unless nothing has been acknowledged yet. */
+	/* An older acknowledgment than the last, unless nothing has been acknowledged yet: TCP then takes
+	 * the window, too, so it must be the one that holds. MPTCP would add a larger one to the next
+	 * DATA_ACK (net/mptcp/options.c, ack_update_msk), and send what the client discards. */
 	steered->acknowledgment = BPF_CORE_READ(tp, snd_una) - !!BPF_CORE_READ(tp, bytes_acked);
+	steered->window = scaled_down(BPF_CORE_READ(tp, snd_wnd), BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.snd_wscale));
 	skb->mark = ACK_MARK | (told == IS_BACKUP ? ACK_MARK_BACKUP : 0) | steered->slot;
 	failed = bpf_clone_redirect(skb, has_filters(steered->interface) ? steered->interface : any_interface(),
 				    BPF_F_INGRESS);
@@ -893,7 +903,7 @@ static __always_inline bool write_ack(struct __sk_buff *skb, const struct segmen
 	ack.tcp.ack_seq = bpf_htonl(steered->acknowledgment);
 	ack.tcp.doff = sizeof(ack) / 4;
 	ack.tcp.ack = 1;
-	ack.tcp.window = bpf_htons(ACK_WINDOW);
+	ack.tcp.window = bpf_htons(steered->window);
 	ack.option = bpf_htonl(option);
 	write_ip(skb, segment->ip_at, ends, &sum);
 	ack.tcp.check = folded(bpf_csum_diff(NULL, 0, (void *)&ack, sizeof(ack), sum));
@@ -1021,6 +1031,7 @@ static __always_inline void send_keep_alive(struct __sk_buff *skb, struct steere
 
 	steered->sequence = BPF_CORE_READ(tp, snd_una) - 1;
 	steered->acknowledgment = BPF_CORE_READ(tp, rcv_nxt);
+	steered->window = scaled_down(BPF_CORE_READ(tp, rcv_wnd), BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale));
 	skb->mark = KEEP_ALIVE_MARK | steered->slot;
 	bpf_clone_redirect(skb, steered->interface, BPF_F_INGRESS);
 	skb->mark = mark;

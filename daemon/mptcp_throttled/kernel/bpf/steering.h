@@ -29,9 +29,9 @@ enum proxy_told { NOTHING_HOLDS, IS_BACKUP, IS_REGULAR };
  * payload alone. `free_bytes` of what it had queued when the cap began are still to be sent, and cost
  * its bucket nothing. `is_uncounted`: it sends through an interface without our filter, so that it is
  * paced instead. `acks` have been made. The one that is on its way has `sequence`, the next byte of
- * the client that the proxy has acknowledged, and `acknowledgment`. It arrives at `interface`, or at
- * another one if that has no filters any more. For `held_ns` so far, data of its connection has waited
- * for it; that is counted until `held_until`. */
+ * the client that the proxy has acknowledged, `acknowledgment`, and `window`, as its header has it. It
+ * arrives at `interface`, or at another one if that has no filters any more. For `held_ns` so far, data
+ * of its connection has waited for it; that is counted until `held_until`. */
 struct steered {
 	__u64 told_at;
 	__u64 looked_at;
@@ -40,7 +40,8 @@ struct steered {
 	__u64 counted;
 	__u64 held_until;
 	__u64 held_ns;
-	__u32 told;
+	__u16 told;
+	__u16 window;
 	__u32 is_capped;
 	__u32 client_wants_backup;
 	__u32 is_uncounted;
