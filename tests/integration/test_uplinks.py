@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from refusals import refused
 from scapy.data import ETH_P_IP
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
 from tun_interface import tun
 
 from mptcp_lab.host import Host
@@ -205,6 +206,43 @@ def test_only_subflows_on_which_the_client_has_sent_are_listed(entered: Host) ->
             client.sendall(b"x")
             eventually(lambda: len(listed(port)) == 1, "listed")
             assert listed(port)[0].client.port == client.getsockname()[1]
+
+
+@contextmanager
+def sysctl(host: Host, name: str, value: int) -> Iterator[None]:
+    """A kernel parameter of the host has this value."""
+    before = host.run("sysctl", "-n", name).stdout.strip()
+    host.run("sysctl", "-qw", f"{name}={value}")
+    try:
+        yield
+    finally:
+        host.run("sysctl", "-qw", f"{name}={before}")
+
+
+@pytest.mark.parametrize("has_timestamps", [True, False])
+def test_listed_ack_is_as_the_kernel_sends_it(entered: Host, has_timestamps: bool) -> None:
+    with (
+        sysctl(entered, "net.ipv4.tcp_timestamps", int(has_timestamps)),
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as listener,
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as client,
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_IP)) as capture,
+    ):
+        capture.bind(("lo", ETH_P_IP))
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        client.connect(("127.0.0.1", port))
+        accepted, _ = listener.accept()
+        with accepted:
+            client.sendall(b"x")
+            eventually(lambda: len(listed(port)) == 1, "listed")
+            sent = None
+            while sent is None or sent.flags != "A":
+                segment = Ether(capture.recv(2048)).getlayer(TCP)
+                sent = segment if segment is not None and segment.sport == port else sent
+            (ack,) = list_acks(Ports.of([port]))
+    assert ack.window == sent.window
+    assert (ack.timestamps is not None) == has_timestamps == ("Timestamp" in dict(sent.options))
 
 
 def listed(port: int) -> list[FourTuple]:

@@ -29,11 +29,11 @@ int list_acks(struct bpf_iter__tcp *ctx)
 	ends_of_socket(common, &ack.ends);
 	ack.sequence = BPF_CORE_READ(tp, snd_nxt);
 	ack.acknowledged = BPF_CORE_READ(tp, rcv_nxt);
-	ack.window = BPF_CORE_READ(tp, rcv_wnd) >> BPF_CORE_READ_BITFIELD_PROBED(&tp->rx_opt, rcv_wscale);
+	ack.window = BPF_CORE_READ(tp, rcv_wnd) >> BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale);
 	/* MPTCP's window can be larger than TCP's: net/mptcp/options.c, mptcp_set_rwin */
 	if (ack.window > MAX_WINDOW)
 		ack.window = MAX_WINDOW;
-	ack.has_timestamps = BPF_CORE_READ_BITFIELD_PROBED(&tp->rx_opt, tstamp_ok);
+	ack.has_timestamps = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.tstamp_ok);
 	ack.timestamp = (__u32)(BPF_CORE_READ(tp, tcp_mstamp) / USEC_PER_MSEC) + BPF_CORE_READ(tp, tsoffset);
 	ack.timestamp_echo = BPF_CORE_READ(tp, rx_opt.ts_recent);
 	bpf_seq_write(ctx->meta->seq, &ack, sizeof(ack));

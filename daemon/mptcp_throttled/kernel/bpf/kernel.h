@@ -41,6 +41,8 @@ struct inet_connection_sock {
 	void *icsk_ulp_data;
 	__u8 icsk_retransmits;
 };
+/* Its bit fields are read as those of tcp_sock (`tp, rx_opt.tstamp_ok`): with `&tp->rx_opt, tstamp_ok`
+ * BPF_CORE_READ_BITFIELD_PROBED adds the offset of rx_opt twice. */
 struct tcp_options_received {
 	__u32 ts_recent;
 	__u16 tstamp_ok : 1, snd_wscale : 4, rcv_wscale : 4;
