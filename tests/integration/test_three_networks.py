@@ -60,7 +60,7 @@ def windows_before_data(world: ProxyWorld) -> dict[str, int]:
     return windows
 
 
-def test_subflow_that_is_held_back_has_no_larger_window_than_its_client_announced(own_world: ProxyWorld) -> None:
+def test_held_back_subflow_has_the_window_that_its_client_announced(own_world: ProxyWorld) -> None:
     """MPTCP would send what does not fit, and the client would discard it, which stops a download for seconds."""
     largest_at_first = 65535  # no scale applies to a SYN
     own_world.download(rate_limit=Rate(MBIT))

@@ -12,6 +12,7 @@ from examples import ETHERNET, WIFI
 from worlds import configuration
 
 from mptcp_throttle.errors import UserError
+from mptcp_throttle.model import RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.control.overflow_simulation import simulate
 from mptcp_throttled.control.trace import read_trace
@@ -19,6 +20,7 @@ from mptcp_throttled.control.trace import read_trace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mptcp_throttle.config.schema import Config
     from mptcp_throttle.rpc import Json
 
 CONFIG: Final = configuration((WIFI, replace(ETHERNET, overflow=Rate(10_000_000))))
@@ -26,20 +28,21 @@ BEGAN: Final = 1_800_000_000.0
 
 
 def rows(
-    seconds: float, wifi: float, ethernet: float, since: float = 0.0, **more: object
+    seconds: float, wifi: float, ethernet: float, since: float = 0.0, lte: float | None = None, **more: object
 ) -> Iterator[dict[str, object]]:
-    """The rows of a client that carries data over both networks for `seconds`; rates in bits/s."""
+    """The rows of a client that carries data over these networks for `seconds`; rates in bits/s."""
+    rates = {"wifi": wifi, "ethernet": ethernet} if lte is None else {"wifi": wifi, "ethernet": ethernet, "lte": lte}
     for number in range(1, round(seconds * 4) + 1):
-        for network, rate in (("wifi", wifi), ("ethernet", ethernet)):
+        for network, rate in rates.items():
             at = BEGAN + since + number / 4
             yield {"at": at, "client": "10.1.0.1", "network": network, "sent_bps": rate, **more}
 
 
-def simulated(tmp_path: Path, *lines: object) -> Json:
+def simulated(tmp_path: Path, *lines: object, config: Config = CONFIG) -> Json:
     file = tmp_path / "trace.jsonl"
     texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
     file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    return simulate(CONFIG, read_trace(file, ["wifi", "ethernet"]))
+    return simulate(config, read_trace(file, [network.name for network in config.networks]))
 
 
 def test_cap_is_what_wifi_lacks_while_it_is_slow(tmp_path: Path) -> None:
@@ -65,6 +68,19 @@ def test_client_that_asks_for_no_more_has_what_it_carried(tmp_path: Path) -> Non
 def test_gap_in_a_trace_counts_as_nothing(tmp_path: Path) -> None:
     (client,) = simulated(tmp_path, *rows(1, 3e6, 1e6), *rows(1, 3e6, 1e6, 1000))["clients"]
     assert client["bytes_with_cap_alone"] <= 2 * 1e6 / 8
+
+
+@pytest.mark.parametrize(("ethernet", "caps"), [(4e6, ["2.984mbit"]), (2e6, [])])
+def test_third_network_has_what_is_lacking_once_the_second_is_used_up(
+    tmp_path: Path, ethernet: float, caps: list[str]
+) -> None:
+    """Pulses on the third are few, so that it does not carry its whole cap before."""
+    cap = {RateKind.CAP: Rate(1_000_000)}
+    lte = replace(ETHERNET, name="lte", subnets=(), preference=3, rates=cap, overflow=Rate(11_000_000))
+    config = configuration((WIFI, replace(ETHERNET, overflow=Rate(8_000_000)), lte))
+    clients = simulated(tmp_path, *rows(20, 4e6, ethernet, lte=4e5), config=config)["clients"]
+    (of_lte,) = [client for client in clients if client["network"] == "lte"]
+    assert [change["cap"] for change in of_lte["changes"]] == caps
 
 
 GOOD: Final = {"at": BEGAN, "client": "10.1.0.1", "network": "wifi", "sent_bps": 1}

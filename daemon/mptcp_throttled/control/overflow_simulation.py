@@ -96,6 +96,7 @@ def _follow(
         carried,
         sum(row.sent_bps for row in preferred),
         max(waits, default=0),
+        _is_next(networks, network, clients, address, at),
     )
     client = clients.setdefault((network.name, first), _Client(Shortfall(sample.overflow, at), base))
     cap = sample.cap if client.term.rate is None else client.term.rate.bits_per_second
@@ -107,6 +108,22 @@ def _follow(
     if term.rate != client.term.rate:
         client.changes.append({"at": at, "cap": None if term.rate is None else str(term.rate), "reason": term.reason})
     client.term = term
+
+
+def _is_next(
+    networks: Mapping[str, AccessNetwork],
+    network: AccessNetwork,
+    clients: Mapping[tuple[str, Address], _Client],
+    address: Address,
+    at: float,
+) -> bool:
+    """Whether the client uses all of its raised caps on more preferred networks, at least one."""
+    raised = [
+        clients[name, preferred.client(address)].shortfall.is_used_up(at)
+        for name, preferred in networks.items()
+        if preferred.preference < network.preference and (name, preferred.client(address)) in clients
+    ]
+    return bool(raised) and all(raised)
 
 
 def _cap(config: Config, network: AccessNetwork, client: Address, at: float, shortfall: Rate | None) -> Term:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from mptcp_throttle.features import FeatureName
@@ -23,13 +23,15 @@ _FORGET_SECONDS: Final = 10.0
 class _Paths(NamedTuple):
     """The `capped` subflows of a client on a network, and the subflows of their connections on `preferred` networks.
 
-    `cap` is the client's present cap without the overflow.
+    `cap` is the client's present cap without the overflow. `before` are the shares of those preferred subflows that are
+    themselves capped on a network with an overflow.
     """
 
     network: AccessNetwork
     cap: Rate
     capped: set[FourTuple]
     preferred: set[FourTuple]
+    before: set[ClientKey]
 
 
 class Overflow:
@@ -69,7 +71,8 @@ class Overflow:
             shortfall = self._clients.get(key)
             if seconds <= 0 or (shortfall is None and not carried):
                 continue
-            sample = _sample(paths, carried, self._added(paths.preferred, sockets, sent), sockets, seconds)
+            delivered = self._added(paths.preferred, sockets, sent)
+            sample = _sample(paths, carried, delivered, sockets, seconds, is_next=self._are_used_up(paths.before, at))
             if shortfall is None:
                 # The next observation tells what its preferred paths deliver. Until then nothing is lacking.
                 shortfall = self._clients[key] = Shortfall(sample.overflow, at)
@@ -94,6 +97,10 @@ class Overflow:
             networks = {network.name: network for network in snapshot.networks if network.overflow is not None}
             is_steered = snapshot.problem_of(FeatureName.STEERING) is None
             self._paths = _paths(networks, snapshot) if networks and is_steered else {}
+
+    def _are_used_up(self, keys: Collection[ClientKey], at: float) -> bool:
+        followed = [self._clients.get(key) for key in keys]
+        return bool(followed) and all(each is not None and each.is_used_up(at) for each in followed)
 
     def _added(
         self, subflows: Iterable[FourTuple], sockets: Mapping[FourTuple, SocketState], sent: dict[int, int]
@@ -122,32 +129,46 @@ class Overflow:
 
 
 def _sample(
-    paths: _Paths, carried: int, delivered: int, sockets: Mapping[FourTuple, SocketState], seconds: float
+    paths: _Paths,
+    carried: int,
+    delivered: int,
+    sockets: Mapping[FourTuple, SocketState],
+    seconds: float,
+    *,
+    is_next: bool,
 ) -> Sample:
     """`carried` and `delivered` are the bytes that capped and preferred subflows have delivered in these `seconds`."""
     unsent = max((sockets[ends].unsent for ends in paths.preferred if ends in sockets), default=0)
     overflow = 0 if paths.network.overflow is None else paths.network.overflow.bits_per_second
-    return Sample(overflow, paths.cap.bits_per_second, 8 * carried / seconds, 8 * delivered / seconds, unsent)
+    return Sample(overflow, paths.cap.bits_per_second, 8 * carried / seconds, 8 * delivered / seconds, unsent, is_next)
 
 
 def _paths(networks: Mapping[str, AccessNetwork], snapshot: Snapshot) -> dict[ClientKey, _Paths]:
     paths: dict[ClientKey, _Paths] = {}
     preferences = {network.name: network.preference for network in snapshot.networks}
     for decisions in snapshot.decisions.values():
-        for capped in _capped(decisions, networks):
-            network = networks[str(capped.network)]
-            key = network.name, capped.client or network.client(capped.subflow.ends.client.address)
+        capped_keys = {each.subflow.ends: _key(each, networks) for each in _capped(decisions, networks)}
+        for ends, key in capped_keys.items():
+            network = networks[key[0]]
             cap = _cap_before_overflow(snapshot, network, key[1])
             if cap is None:
                 continue
-            of_client = paths.setdefault(key, _Paths(network, cap, set(), set()))
-            of_client.capped.add(capped.subflow.ends)
+            of_client = paths.setdefault(key, _Paths(network, cap, set(), set(), set()))
+            of_client.capped.add(ends)
+            of_client.before.update(
+                before for before in capped_keys.values() if preferences[before[0]] < network.preference
+            )
             of_client.preferred.update(
                 each.subflow.ends
                 for each in decisions
                 if each.network is not None and preferences[each.network] < network.preference
             )
     return paths
+
+
+def _key(capped: Decision, networks: Mapping[str, AccessNetwork]) -> ClientKey:
+    network = networks[str(capped.network)]
+    return network.name, capped.client or network.client(capped.subflow.ends.client.address)
 
 
 def _cap_before_overflow(snapshot: Snapshot, network: AccessNetwork, client: Address) -> Rate | None:

@@ -4,7 +4,9 @@
 paths do not deliver is the shortfall, and becomes its cap. A client asks for more than its preferred paths and the cap
 carry while both hold, each on average over some observations:
 
-* Its capped subflows carry the network's cap. Steering lets them send only while data waits.
+* Its capped subflows carry the network's cap. Steering lets them send only while data waits. Where the client has a
+  more preferred network whose cap has been raised, it is enough that this one carries all of that: both wait for the
+  same data, and only what the other leaves is sent here.
 * Its preferred paths have data unsent. So they are slow, and not the client: its receive window would stop MPTCP before
   that.
 
@@ -49,7 +51,8 @@ class Sample(NamedTuple):
 
     `overflow` is that of its network, `cap` the cap that applies without it. `carried` is the rate of its capped
     subflows, `delivered` that of the preferred subflows of the same connections. All four are in bits/s. `unsent` is
-    the largest number of bytes that one of these preferred subflows has not sent yet.
+    the largest number of bytes that one of these preferred subflows has not sent yet. `is_next`: the client has raised
+    caps on more preferred networks, and uses all of them.
     """
 
     overflow: int
@@ -57,13 +60,15 @@ class Sample(NamedTuple):
     carried: float
     delivered: float
     unsent: int
+    is_next: bool = False
 
 
 @dataclass(slots=True)
 class Shortfall:
     """Follows one client. `rate` is its shortfall in bits/s; 0: its cap is not raised.
 
-    `delivered`, `carried` and `unsent` are averages; `delivered` begins with the overflow, as if nothing were lacking.
+    `delivered`, `carried`, `total` and `unsent` are averages; `delivered` begins with the overflow, as if nothing were
+    lacking. `total` is what capped subflows carry, and `carried` that up to the cap without the overflow.
     `high_since` is since when `rate` is more than the present shortfall, `used` when the client last asked for more,
     `seen` when it was last observed: all in monotonic seconds.
     """
@@ -71,6 +76,7 @@ class Shortfall:
     delivered: float
     seen: float
     carried: float = 0.0
+    total: float = 0.0
     unsent: float = 0.0
     used: float = -math.inf
     rate: int = 0
@@ -78,7 +84,11 @@ class Shortfall:
 
     def asks(self, sample: Sample) -> bool:
         """Whether the client asks for more than its preferred paths and the cap carry."""
-        return self.carried >= _USED * sample.cap and self.unsent >= _UNSENT_BYTES
+        return (self.carried >= _USED * sample.cap or sample.is_next) and self.unsent >= _UNSENT_BYTES
+
+    def is_used_up(self, at: float) -> bool:
+        """Whether the client uses all of its raised cap, and asks for more."""
+        return 0 < self.rate <= self.total / _USED and at - self.used < _USED_SECONDS
 
     def is_idle(self, at: float) -> bool:
         """Whether the client need not be followed: its cap is not raised, and it has not asked for more lately."""
@@ -89,6 +99,7 @@ class Shortfall:
         self.seen = at
         self.delivered += min(seconds / _DELIVERED_SECONDS, 1.0) * (sample.delivered - self.delivered)
         self.carried += min(seconds / _CARRIED_SECONDS, 1.0) * (min(sample.carried, sample.cap) - self.carried)
+        self.total += min(seconds / _CARRIED_SECONDS, 1.0) * (sample.carried - self.total)
         self.unsent += min(seconds / _UNSENT_SECONDS, 1.0) * (min(sample.unsent, MOST_UNSENT_BYTES) - self.unsent)
         if self.asks(sample):
             self.used = at
