@@ -16,9 +16,9 @@
  * that.
  *
  * An ACK is made of any packet at hand: the packet is cloned to the ingress of the interface with a
- * mark, where `deliver_acks` writes the ACK over it. It acknowledges less than an ACK before it, so
- * that TCP looks at nothing but its options. It has no time stamps, since copied ones could be too
- * old (PAWS). In the same way `remind` has a keep-alive made for a client.
+ * mark, where `deliver_acks` writes the ACK over it. It acknowledges less than an ACK before it, if
+ * there is one, so that TCP looks at nothing but its options. It has no time stamps, since copied ones
+ * could be too old (PAWS). In the same way `remind` has a keep-alive made for a client.
  *
  * `remind` looks at subflows that send nothing. The daemon runs it many times a second, by
  * BPF_PROG_TEST_RUN. `adopt` makes records of the subflows that are older than the programs.
