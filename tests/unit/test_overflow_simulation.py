@@ -70,15 +70,15 @@ def test_gap_in_a_trace_counts_as_nothing(tmp_path: Path) -> None:
     assert client["bytes_with_cap_alone"] <= 2 * 1e6 / 8
 
 
-@pytest.mark.parametrize(("ethernet", "caps"), [(4e6, ["2.984mbit"]), (2e6, [])])
+@pytest.mark.parametrize(("unsent", "caps"), [(32 << 10, ["3.512mbit"]), (0, [])])
 def test_third_network_has_what_is_lacking_once_the_second_is_used_up(
-    tmp_path: Path, ethernet: float, caps: list[str]
+    tmp_path: Path, unsent: int, caps: list[str]
 ) -> None:
-    """Pulses on the third are few, so that it does not carry its whole cap before."""
+    """The third carries less than its cap, since few pulses are left for it."""
     cap = {RateKind.CAP: Rate(1_000_000)}
     lte = replace(ETHERNET, name="lte", subnets=(), preference=3, rates=cap, overflow=Rate(11_000_000))
     config = configuration((WIFI, replace(ETHERNET, overflow=Rate(8_000_000)), lte))
-    clients = simulated(tmp_path, *rows(20, 4e6, ethernet, lte=4e5), config=config)["clients"]
+    clients = simulated(tmp_path, *rows(20, 4e6, 1e6, lte=4e5, unsent_bytes=unsent), config=config)["clients"]
     (of_lte,) = [client for client in clients if client["network"] == "lte"]
     assert [change["cap"] for change in of_lte["changes"]] == caps
 

@@ -28,13 +28,22 @@ _LONGEST_SECONDS: Final = 5.0
 
 @dataclass(slots=True)
 class _Client:
-    """A client of the trace. The capped network carries `overflow_bytes`; with the cap alone, `cap_bytes`."""
+    """A client of the trace. The capped network carries `overflow_bytes`; with the cap alone, `cap_bytes`.
+
+    `rate` is what it has carried last, in bits/s.
+    """
 
     shortfall: Shortfall
     term: Term
+    rate: float = 0.0
     overflow_bytes: float = 0.0
     cap_bytes: float = 0.0
     changes: list[Json] = field(default_factory=list)
+
+    def uses_its_cap(self, at: float) -> bool:
+        """Whether it uses all of its present cap, and asks for more."""
+        cap = 0 if self.term.rate is None else self.term.rate.bits_per_second
+        return self.rate >= cap and self.shortfall.has_asked(at)
 
 
 def simulate(config: Config, rows: Iterable[Row]) -> Json:
@@ -43,7 +52,8 @@ def simulate(config: Config, rows: Iterable[Row]) -> Json:
     Raises UserError if no network has one, or for a bad trace.
     """
     networks = {network.name: network for network in config.networks}
-    with_overflow = [network for network in config.networks if network.overflow is not None]
+    by_preference = sorted(config.networks, key=attrgetter("preference"))
+    with_overflow = [network for network in by_preference if network.overflow is not None]
     if not with_overflow:
         raise UserError("no access network has an overflow; allowed: a trace for a configuration with one")
     clients: dict[tuple[str, Address], _Client] = {}
@@ -87,6 +97,8 @@ def _follow(
     if base.rate is None or network.overflow is None:
         return
     preferred = [row for row in rows if networks[row.network].preference < network.preference]
+    before = _clients_on({row.network for row in preferred}, networks, clients, address)
+    raised = [each for each in before.values() if each.shortfall.rate]
     carried = sum(row.sent_bps for row in rows if row.network == network.name)
     # What was not recorded counts as waiting.
     waits = (MOST_UNSENT_BYTES if row.unsent_bytes is None else row.unsent_bytes for row in preferred)
@@ -94,15 +106,16 @@ def _follow(
         network.overflow.bits_per_second,
         base.rate.bits_per_second,
         carried,
-        sum(row.sent_bps for row in preferred),
+        sum(row.sent_bps for row in preferred if row.network not in before)
+        + sum(each.rate for each in before.values()),
         max(waits, default=0),
-        _is_next(networks, network, clients, address, at),
+        preferred_used_up=bool(raised) and all(each.uses_its_cap(at) for each in raised),
     )
     client = clients.setdefault((network.name, first), _Client(Shortfall(sample.overflow, at), base))
     cap = sample.cap if client.term.rate is None else client.term.rate.bits_per_second
-    for limit, name in ((cap, "overflow_bytes"), (sample.cap, "cap_bytes")):
-        rate = limit if client.shortfall.asks(sample) else min(carried, limit)
-        setattr(client, name, getattr(client, name) + rate * seconds / 8)
+    for limit, name in ((sample.cap, "cap_bytes"), (cap, "overflow_bytes")):
+        client.rate = limit if client.shortfall.asks(sample) else min(carried, limit)
+        setattr(client, name, getattr(client, name) + client.rate * seconds / 8)
     client.shortfall.follow(sample, seconds, at)
     term = _cap(config, network, first, at, Rate(client.shortfall.rate) if client.shortfall.rate else None)
     if term.rate != client.term.rate:
@@ -110,20 +123,15 @@ def _follow(
     client.term = term
 
 
-def _is_next(
+def _clients_on(
+    names: Iterable[str],
     networks: Mapping[str, AccessNetwork],
-    network: AccessNetwork,
     clients: Mapping[tuple[str, Address], _Client],
     address: Address,
-    at: float,
-) -> bool:
-    """Whether the client uses all of its raised caps on more preferred networks, at least one."""
-    raised = [
-        clients[name, preferred.client(address)].shortfall.is_used_up(at)
-        for name, preferred in networks.items()
-        if preferred.preference < network.preference and (name, preferred.client(address)) in clients
-    ]
-    return bool(raised) and all(raised)
+) -> dict[str, _Client]:
+    """What is known of a client on those of these networks that have an overflow."""
+    keys = {name: (name, networks[name].client(address)) for name in names}
+    return {name: clients[key] for name, key in keys.items() if key in clients}
 
 
 def _cap(config: Config, network: AccessNetwork, client: Address, at: float, shortfall: Rate | None) -> Term:

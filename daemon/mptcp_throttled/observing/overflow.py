@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Final, NamedTuple
 
 from mptcp_throttle.features import FeatureName
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple, RateKind
 from mptcp_throttle.units import Rate
 from mptcp_throttled.policy.shortfall import Sample, Shortfall
-from mptcp_throttled.vocabulary.decision import Decision
+from mptcp_throttled.vocabulary.decision import Decision, Share
 from mptcp_throttled.vocabulary.observation import SocketState
 from mptcp_throttled.vocabulary.snapshot import Snapshot
 from mptcp_throttled.vocabulary.terms import UNLIMITED, ClientKey, Shortfalls
@@ -23,15 +23,16 @@ _FORGET_SECONDS: Final = 10.0
 class _Paths(NamedTuple):
     """The `capped` subflows of a client on a network, and the subflows of their connections on `preferred` networks.
 
-    `cap` is the client's present cap without the overflow. `before` are the shares of those preferred subflows that are
-    themselves capped on a network with an overflow.
+    `cap` is the client's present cap without the overflow, and `raised_cap` with it. `preferred_keys` are the clients
+    on networks with an overflow to which capped ones of the preferred subflows belong.
     """
 
     network: AccessNetwork
     cap: Rate
+    raised_cap: Rate
     capped: set[FourTuple]
     preferred: set[FourTuple]
-    before: set[ClientKey]
+    preferred_keys: set[ClientKey]
 
 
 class Overflow:
@@ -72,7 +73,8 @@ class Overflow:
             if seconds <= 0 or (shortfall is None and not carried):
                 continue
             delivered = self._added(paths.preferred, sockets, sent)
-            sample = _sample(paths, carried, delivered, sockets, seconds, is_next=self._are_used_up(paths.before, at))
+            used_up = self._are_used_up(paths.preferred_keys, at)
+            sample = _sample(paths, carried, delivered, sockets, seconds, preferred_used_up=used_up)
             if shortfall is None:
                 # The next observation tells what its preferred paths deliver. Until then nothing is lacking.
                 shortfall = self._clients[key] = Shortfall(sample.overflow, at)
@@ -98,9 +100,18 @@ class Overflow:
             is_steered = snapshot.problem_of(FeatureName.STEERING) is None
             self._paths = _paths(networks, snapshot) if networks and is_steered else {}
 
-    def _are_used_up(self, keys: Collection[ClientKey], at: float) -> bool:
-        followed = [self._clients.get(key) for key in keys]
-        return bool(followed) and all(each is not None and each.is_used_up(at) for each in followed)
+    def _are_used_up(self, keys: Set[ClientKey], at: float) -> bool:
+        """Whether some of these have a raised cap, and use all of it. One that was raised just now does not yet."""
+        raised = [
+            (shortfall, self._paths[key])
+            for key in keys & self._paths.keys()
+            if (shortfall := self._clients.get(key)) is not None and shortfall.rate
+        ]
+        return bool(raised) and all(
+            paths.raised_cap.bits_per_second > paths.cap.bits_per_second
+            and shortfall.is_used_up(paths.raised_cap.bits_per_second, at)
+            for shortfall, paths in raised
+        )
 
     def _added(
         self, subflows: Iterable[FourTuple], sockets: Mapping[FourTuple, SocketState], sent: dict[int, int]
@@ -135,29 +146,31 @@ def _sample(
     sockets: Mapping[FourTuple, SocketState],
     seconds: float,
     *,
-    is_next: bool,
+    preferred_used_up: bool,
 ) -> Sample:
     """`carried` and `delivered` are the bytes that capped and preferred subflows have delivered in these `seconds`."""
     unsent = max((sockets[ends].unsent for ends in paths.preferred if ends in sockets), default=0)
     overflow = 0 if paths.network.overflow is None else paths.network.overflow.bits_per_second
-    return Sample(overflow, paths.cap.bits_per_second, 8 * carried / seconds, 8 * delivered / seconds, unsent, is_next)
+    return Sample(
+        overflow, paths.cap.bits_per_second, 8 * carried / seconds, 8 * delivered / seconds, unsent, preferred_used_up
+    )
 
 
 def _paths(networks: Mapping[str, AccessNetwork], snapshot: Snapshot) -> dict[ClientKey, _Paths]:
     paths: dict[ClientKey, _Paths] = {}
     preferences = {network.name: network.preference for network in snapshot.networks}
     for decisions in snapshot.decisions.values():
-        capped_keys = {each.subflow.ends: _key(each, networks) for each in _capped(decisions, networks)}
-        for ends, key in capped_keys.items():
+        keys = {_key(each, networks) for each, _ in _capped(decisions, networks)}
+        for capped, share in _capped(decisions, networks):
+            key = _key(capped, networks)
             network = networks[key[0]]
             cap = _cap_before_overflow(snapshot, network, key[1])
             if cap is None:
                 continue
-            of_client = paths.setdefault(key, _Paths(network, cap, set(), set(), set()))
-            of_client.capped.add(ends)
-            of_client.before.update(
-                before for before in capped_keys.values() if preferences[before[0]] < network.preference
-            )
+            raised_cap = snapshot.terms.rate(share) or cap
+            of_client = paths.setdefault(key, _Paths(network, cap, raised_cap, set(), set(), set()))
+            of_client.capped.add(capped.subflow.ends)
+            of_client.preferred_keys.update(each for each in keys if preferences[each[0]] < network.preference)
             of_client.preferred.update(
                 each.subflow.ends
                 for each in decisions
@@ -179,8 +192,8 @@ def _cap_before_overflow(snapshot: Snapshot, network: AccessNetwork, client: Add
     return snapshot.terms.by_network[network.name].get(RateKind.CAP, UNLIMITED).rate
 
 
-def _capped(decisions: tuple[Decision, ...], networks: Mapping[str, AccessNetwork]) -> Iterator[Decision]:
+def _capped(decisions: tuple[Decision, ...], networks: Mapping[str, AccessNetwork]) -> Iterator[tuple[Decision, Share]]:
     for decision in decisions:
         share = decision.downlink.share
         if share is not None and share.kind is RateKind.CAP and decision.network in networks:
-            yield decision
+            yield decision, share

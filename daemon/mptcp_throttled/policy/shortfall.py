@@ -4,9 +4,9 @@
 paths do not deliver is the shortfall, and becomes its cap. A client asks for more than its preferred paths and the cap
 carry while both hold, each on average over some observations:
 
-* Its capped subflows carry the network's cap. Steering lets them send only while data waits. Where the client has a
-  more preferred network whose cap has been raised, it is enough that this one carries all of that: both wait for the
-  same data, and only what the other leaves is sent here.
+* Its capped subflows carry the network's cap. Steering lets them send only while data waits. If a more preferred
+  network has a raised cap, it is enough that the client uses all of that: subflows of both networks wait for the same
+  data, and few pulses are left for the less preferred one.
 * Its preferred paths have data unsent. So they are slow, and not the client: its receive window would stop MPTCP before
   that.
 
@@ -51,8 +51,8 @@ class Sample(NamedTuple):
 
     `overflow` is that of its network, `cap` the cap that applies without it. `carried` is the rate of its capped
     subflows, `delivered` that of the preferred subflows of the same connections. All four are in bits/s. `unsent` is
-    the largest number of bytes that one of these preferred subflows has not sent yet. `is_next`: the client has raised
-    caps on more preferred networks, and uses all of them.
+    the largest number of bytes that one of these preferred subflows has not sent yet. `preferred_used_up`: the
+    client has raised caps on more preferred networks, and uses all of them.
     """
 
     overflow: int
@@ -60,7 +60,7 @@ class Sample(NamedTuple):
     carried: float
     delivered: float
     unsent: int
-    is_next: bool = False
+    preferred_used_up: bool = False
 
 
 @dataclass(slots=True)
@@ -84,11 +84,15 @@ class Shortfall:
 
     def asks(self, sample: Sample) -> bool:
         """Whether the client asks for more than its preferred paths and the cap carry."""
-        return (self.carried >= _USED * sample.cap or sample.is_next) and self.unsent >= _UNSENT_BYTES
+        return (self.carried >= _USED * sample.cap or sample.preferred_used_up) and self.unsent >= _UNSENT_BYTES
 
-    def is_used_up(self, at: float) -> bool:
-        """Whether the client uses all of its raised cap, and asks for more."""
-        return 0 < self.rate <= self.total / _USED and at - self.used < _USED_SECONDS
+    def has_asked(self, at: float) -> bool:
+        """Whether it counts as asking for more."""
+        return at - self.used < _USED_SECONDS
+
+    def is_used_up(self, cap: int, at: float) -> bool:
+        """Whether the client uses all of `cap`, its present one in bits/s, and asks for more."""
+        return self.total >= _USED * cap and self.has_asked(at)
 
     def is_idle(self, at: float) -> bool:
         """Whether the client need not be followed: its cap is not raised, and it has not asked for more lately."""
@@ -104,8 +108,7 @@ class Shortfall:
         if self.asks(sample):
             self.used = at
         missing = sample.overflow - self.delivered
-        is_used = at - self.used < _USED_SECONDS
-        wanted = round(missing / _STEP) * _STEP if is_used and missing > sample.cap else 0
+        wanted = round(missing / _STEP) * _STEP if self.has_asked(at) and missing > sample.cap else 0
         least = _LEAST_CHANGE * sample.overflow
         if wanted > self.rate + least:
             # What paths deliver while the client asks for nothing does not tell what they could deliver.
