@@ -29,7 +29,9 @@ int list_acks(struct bpf_iter__tcp *ctx)
 	ends_of_socket(common, &ack.ends);
 	ack.sequence = BPF_CORE_READ(tp, snd_nxt);
 	ack.acknowledged = BPF_CORE_READ(tp, rcv_nxt);
-	ack.window = BPF_CORE_READ(tp, rcv_wnd) >> BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale);
+	/* rcv_wnd begins at rcv_wup: include/net/tcp.h, tcp_receive_window */
+	ack.window = (BPF_CORE_READ(tp, rcv_wup) + BPF_CORE_READ(tp, rcv_wnd) - ack.acknowledged) >>
+		     BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale);
 	/* MPTCP's window can be larger than TCP's: net/mptcp/options.c, mptcp_set_rwin */
 	if (ack.window > MAX_WINDOW)
 		ack.window = MAX_WINDOW;

@@ -307,7 +307,8 @@ static __always_inline __u32 any_interface(void)
 	return interface ? *interface : 0;
 }
 
-/* As a header has it. MPTCP may have made the window larger than a header can say. */
+/* As a header has it. MPTCP's receive window can be larger than a header can say (net/mptcp/options.c,
+ * mptcp_set_rwin). */
 static __always_inline __u16 scaled_down(__u32 window, __u8 shift)
 {
 	window >>= shift;
@@ -320,12 +321,14 @@ static __always_inline void tell(struct __sk_buff *skb, struct steered *steered,
 {
 	__u32 mark = skb->mark;
 	long failed;
+	/* Before snd_una: if both advance in between, the ACK is not too old. */
+	bool has_acknowledged = BPF_CORE_READ(tp, bytes_acked);
 
 	steered->sequence = BPF_CORE_READ(tp, rcv_wup);
 	/* An older acknowledgment than the last, unless nothing has been acknowledged yet: TCP then takes
 	 * the window, too, so it must be the one that holds. MPTCP would add a larger one to the next
 	 * DATA_ACK (net/mptcp/options.c, ack_update_msk), and send what the client discards. */
-	steered->acknowledgment = BPF_CORE_READ(tp, snd_una) - !!BPF_CORE_READ(tp, bytes_acked);
+	steered->acknowledgment = BPF_CORE_READ(tp, snd_una) - has_acknowledged;
 	steered->window = scaled_down(BPF_CORE_READ(tp, snd_wnd), BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.snd_wscale));
 	skb->mark = ACK_MARK | (told == IS_BACKUP ? ACK_MARK_BACKUP : 0) | steered->slot;
 	failed = bpf_clone_redirect(skb, has_filters(steered->interface) ? steered->interface : any_interface(),
