@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from simulated_fleet import SimulatedFleet
 
 LATE_SECONDS: Final = 5.0
-"""What a proxy has counted is known to the others so soon, unless the client is far from a stage."""
+"""What a proxy has counted is known to the others so soon, if the client is near to a stage."""
+
+MIDDLE_LATE_SECONDS: Final = 7.0
+"""So soon if it is neither near nor far: counted after 0.5 s, published after 2 s, and read after 4 s."""
+
+_NEAR_SECONDS: Final = 128.0
+"""Before a stage, a client is near to it for so long (totals_book.py, _MIDDLE_SECONDS)."""
 
 REST_SECONDS: Final = 36.0
 """After so long without traffic and faults, also what is far from a stage is known: 16 s each to publish and read."""
@@ -72,11 +78,17 @@ class Grown:
         before = next((used for at, used in reversed(self.at) if at <= when), 0)
         return self.at[-1][1] - before
 
-    def is_far(self, now: float, left: float) -> bool:
-        """Whether what is left would have lasted for long, as it grew lately or a little earlier."""
+    def late_seconds(self, now: float, left: float) -> float:
+        """How soon others know of it, by how long what is left lasts, as it grew lately or a little earlier.
+
+        A client comes nearer to its stage meanwhile, so what was left before counts.
+        """
         lately = self.since(now - LATE_SECONDS)
         rate = min(lately, self.since(now - 2 * LATE_SECONDS) - lately) / LATE_SECONDS
-        return FAR_SECONDS * rate < left
+        before = left + MIDDLE_LATE_SECONDS * rate
+        if before <= _NEAR_SECONDS * rate:
+            return LATE_SECONDS
+        return MIDDLE_LATE_SECONDS if before <= FAR_SECONDS * rate else REST_SECONDS
 
 
 class FleetChecks:
@@ -184,18 +196,17 @@ class FleetChecks:
             own = self._grown.get(((proxy.number, proxy.lineage), counter))
             if left == math.inf or _name(account, subject) in self._world.server.damaged:
                 continue
-            is_far = own is None or own.is_far(now, left)
+            own_late = REST_SECONDS if own is None else own.late_seconds(now, left)
             used = young = 0
             for other in self._world.proxies:
                 grown = self._grown.get(((other.number, other.lineage), counter))
                 if other is not proxy and grown is not None and other.counts(counter.key, counter.start):
                     used += grown.at[-1][1]
-                    if not is_far and not grown.is_far(now, self._left_at(other, counter, left)):
-                        young += max(grown.since(now - LATE_SECONDS), 0)
-                    elif self._world.well < REST_SECONDS:
+                    late = max(own_late, grown.late_seconds(now, self._left_at(other, counter, left)))
+                    if self._world.well < late:
                         young += grown.at[-1][1]
                     else:
-                        young += max(grown.since(now - REST_SECONDS), 0)
+                        young += max(grown.since(now - late), 0)
             known = account.elsewhere.get(subject)
             missing = used - (0 if known is None else known.used)
             if missing > young:
