@@ -196,7 +196,10 @@ class FleetChecks:
             own = self._grown.get(((proxy.number, proxy.lineage), counter))
             if left == math.inf or _name(account, subject) in self._world.server.damaged:
                 continue
-            own_late = REST_SECONDS if own is None else own.late_seconds(now, left)
+            # A proxy reads nothing of a client before that has carried something there in its period.
+            if own is None or now - own.at[0][0] < LATE_SECONDS:
+                continue
+            own_late = own.late_seconds(now, left)
             used = young = 0
             for other in self._world.proxies:
                 grown = self._grown.get(((other.number, other.lineage), counter))
