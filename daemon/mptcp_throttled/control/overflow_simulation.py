@@ -6,6 +6,7 @@ assumed to carry the present cap; otherwise what the trace says, up to the cap.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -113,9 +114,10 @@ def _follow(
     )
     client = clients.setdefault((network.name, first), _Client(Shortfall(sample.overflow, at), base))
     cap = sample.cap if client.term.rate is None else client.term.rate.bits_per_second
-    for limit, name in ((sample.cap, "cap_bytes"), (cap, "overflow_bytes")):
-        client.rate = limit if client.shortfall.asks(sample) else min(carried, limit)
-        setattr(client, name, getattr(client, name) + client.rate * seconds / 8)
+    wanted = math.inf if client.shortfall.asks(sample) else carried
+    client.rate = min(wanted, cap)
+    client.overflow_bytes += client.rate * seconds / 8
+    client.cap_bytes += min(wanted, sample.cap) * seconds / 8
     client.shortfall.follow(sample, seconds, at)
     term = _cap(config, network, first, at, Rate(client.shortfall.rate) if client.shortfall.rate else None)
     if term.rate != client.term.rate:

@@ -160,17 +160,16 @@ def _paths(networks: Mapping[str, AccessNetwork], snapshot: Snapshot) -> dict[Cl
     paths: dict[ClientKey, _Paths] = {}
     preferences = {network.name: network.preference for network in snapshot.networks}
     for decisions in snapshot.decisions.values():
-        keys = {_key(each, networks) for each, _ in _capped(decisions, networks)}
-        for capped, share in _capped(decisions, networks):
-            key = _key(capped, networks)
+        capped = [(each, share, _key(each, networks)) for each, share in _capped(decisions, networks)]
+        for decision, share, key in capped:
             network = networks[key[0]]
             cap = _cap_before_overflow(snapshot, network, key[1])
             if cap is None:
                 continue
             raised_cap = snapshot.terms.rate(share) or cap
             of_client = paths.setdefault(key, _Paths(network, cap, raised_cap, set(), set(), set()))
-            of_client.capped.add(capped.subflow.ends)
-            of_client.preferred_keys.update(each for each in keys if preferences[each[0]] < network.preference)
+            of_client.capped.add(decision.subflow.ends)
+            of_client.preferred_keys.update(each for *_, each in capped if preferences[each[0]] < network.preference)
             of_client.preferred.update(
                 each.subflow.ends
                 for each in decisions
