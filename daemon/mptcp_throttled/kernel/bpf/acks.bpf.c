@@ -8,7 +8,6 @@
 
 char LICENSE[] SEC("license") = "GPL";
 
-#define MAX_WINDOW 65535
 SHARED_WITH_DAEMON(shared_ack, struct ack);
 
 #define USEC_PER_MSEC 1000 /* include/net/tcp.h: time stamps are in ms, tcp_mstamp is in us */
@@ -30,11 +29,8 @@ int list_acks(struct bpf_iter__tcp *ctx)
 	ack.sequence = BPF_CORE_READ(tp, snd_nxt);
 	ack.acknowledged = BPF_CORE_READ(tp, rcv_nxt);
 	/* rcv_wnd begins at rcv_wup: include/net/tcp.h, tcp_receive_window */
-	ack.window = (BPF_CORE_READ(tp, rcv_wup) + BPF_CORE_READ(tp, rcv_wnd) - ack.acknowledged) >>
-		     BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale);
-	/* MPTCP's window can be larger than TCP's: net/mptcp/options.c, mptcp_set_rwin */
-	if (ack.window > MAX_WINDOW)
-		ack.window = MAX_WINDOW;
+	ack.window = scaled_down(BPF_CORE_READ(tp, rcv_wup) + BPF_CORE_READ(tp, rcv_wnd) - ack.acknowledged,
+				 BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale));
 	ack.has_timestamps = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.tstamp_ok);
 	ack.timestamp = (__u32)(BPF_CORE_READ(tp, tcp_mstamp) / USEC_PER_MSEC) + BPF_CORE_READ(tp, tsoffset);
 	ack.timestamp_echo = BPF_CORE_READ(tp, rx_opt.ts_recent);

@@ -73,7 +73,6 @@ char LICENSE[] SEC("license") = "GPL";
 #define STANDSTILL_NS 200000000ULL
 #define SICK_ACKS 3
 
-#define MAX_WINDOW 65535
 #define ACK_HOPS 64
 #define PRIORITY_OPTION 0x1e035001U /* MP_PRIO without an address id, and NOP */
 #define PRIORITY_BACKUP 0x00000100U
@@ -305,14 +304,6 @@ static __always_inline __u32 any_interface(void)
 	__u32 index = bpf_get_prandom_u32() % MAX_INTERFACES, *interface = bpf_map_lookup_elem(&interfaces, &index);
 
 	return interface ? *interface : 0;
-}
-
-/* As a header has it. MPTCP's receive window can be larger than a header can say (net/mptcp/options.c,
- * mptcp_set_rwin). */
-static __always_inline __u16 scaled_down(__u32 window, __u8 shift)
-{
-	window >>= shift;
-	return window < MAX_WINDOW ? window : MAX_WINDOW;
 }
 
 /* Tells MPTCP at the proxy whether a subflow is a backup, by an ACK that is made of this packet. */

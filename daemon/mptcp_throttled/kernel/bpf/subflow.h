@@ -8,6 +8,16 @@
 #include "constants.h"
 #include <bpf/bpf_core_read.h>
 
+#define MAX_WINDOW 65535
+
+/* A window as a header has it. MPTCP's receive window can be larger than a header can say
+ * (net/mptcp/options.c, mptcp_set_rwin). */
+static __always_inline __u16 scaled_down(__u32 window, __u8 shift)
+{
+	window >>= shift;
+	return window < MAX_WINDOW ? window : MAX_WINDOW;
+}
+
 static __always_inline struct mptcp_subflow_context *subflow_context(struct tcp_sock *tp)
 {
 	return BPF_CORE_READ(tp, inet_conn.icsk_ulp_data);
