@@ -201,7 +201,7 @@ def test_clients_share_the_cap_of_a_network(hosts: Hosts) -> None:
 def test_client_with_a_small_receive_window_gets_its_cap(own_world: ProxyWorld) -> None:
     client = own_world.lab.client
     # Wi-Fi carries that in a twentieth of a second.
-    client.run("sysctl", "-qw", "net.ipv4.tcp_rmem=4096 131072 600000")
+    client.sysctl({"net/ipv4/tcp_rmem": "4096 131072 600000"})
     begin_held(own_world)
     wait_carried(client)
     eventually(lambda: receive_rates(client, 5)["wlan0"] > 0.5 * WIFI.rate.bits_per_second, "Wi-Fi in use")

@@ -191,7 +191,9 @@ def test_half_open_socket_has_no_window(entered: Host) -> None:
             assert read_announced_windows([FourTuple.of("192.0.2.9", 40009, "192.0.2.1", port)]) == ({}, None)
 
 
-def test_only_subflows_on_which_the_client_has_sent_are_listed(entered: Host) -> None:  # noqa: ARG001
+@contextmanager
+def connected_by_mptcp() -> Iterator[tuple[socket.socket, int]]:
+    """The client's socket of a connection over lo on which nothing was sent yet, and the port at the other end."""
     with (
         socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as listener,
         socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as client,
@@ -202,38 +204,37 @@ def test_only_subflows_on_which_the_client_has_sent_are_listed(entered: Host) ->
         client.connect(("127.0.0.1", port))
         accepted, _ = listener.accept()
         with accepted:
-            assert listed(port) == []
-            client.sendall(b"x")
-            eventually(lambda: len(listed(port)) == 1, "listed")
-            assert listed(port)[0].client.port == client.getsockname()[1]
+            yield client, port
+
+
+def test_only_subflows_on_which_the_client_has_sent_are_listed(entered: Host) -> None:  # noqa: ARG001
+    with connected_by_mptcp() as (client, port):
+        assert listed(port) == []
+        client.sendall(b"x")
+        eventually(lambda: len(listed(port)) == 1, "listed")
+        assert listed(port)[0].client.port == client.getsockname()[1]
 
 
 @contextmanager
-def sysctl(host: Host, name: str, value: int) -> Iterator[None]:
-    """A kernel parameter of the host has this value."""
-    before = host.run("sysctl", "-n", name).stdout.strip()
-    host.run("sysctl", "-qw", f"{name}={value}")
+def timestamps(host: Host, are_used: bool) -> Iterator[None]:
+    """Whether connections that begin now have TCP's time stamps."""
+    path = "net/ipv4/tcp_timestamps"
+    before = host.run("cat", f"/proc/sys/{path}").stdout.strip()
+    host.sysctl({path: f"{are_used:d}"})
     try:
         yield
     finally:
-        host.run("sysctl", "-qw", f"{name}={before}")
+        host.sysctl({path: before})
 
 
 @pytest.mark.parametrize("has_timestamps", [True, False])
 def test_listed_ack_is_as_the_kernel_sends_it(entered: Host, has_timestamps: bool) -> None:
     with (
-        sysctl(entered, "net.ipv4.tcp_timestamps", int(has_timestamps)),
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as listener,
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as client,
+        timestamps(entered, has_timestamps),
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_IP)) as capture,
     ):
         capture.bind(("lo", ETH_P_IP))
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        client.connect(("127.0.0.1", port))
-        accepted, _ = listener.accept()
-        with accepted:
+        with connected_by_mptcp() as (client, port):
             client.sendall(b"x")
             eventually(lambda: len(listed(port)) == 1, "listed")
             sent = None

@@ -81,7 +81,7 @@ class Grown:
     def late_seconds(self, now: float, left: float) -> float:
         """How soon others know of it, by how long what is left lasts, as it grew lately or a little earlier.
 
-        A client comes nearer to its stage meanwhile, so what was left before counts.
+        What was left `MIDDLE_LATE_SECONDS` ago counts: a client that is near now may have been far then.
         """
         lately = self.since(now - LATE_SECONDS)
         rate = min(lately, self.since(now - 2 * LATE_SECONDS) - lately) / LATE_SECONDS
