@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from polling import eventually
 from proxy_world import ProxyWorld, hosts, receive_rates, serving
 
 from mptcp_lab import oracle
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.services import WIFI_FIRST
 from mptcp_lab.squid import PORT
 from mptcp_lab.topology import ETHERNET, LTE, WIFI, Topology
+from mptcp_lab.traffic import IPPROTO_MPTCP
 from mptcp_throttle.model import AccessNetwork, Per, RateKind
 from mptcp_throttle.units import Rate
 
@@ -53,23 +58,37 @@ def test_networks_are_used_by_preference_and_free_in_their_turn(own_world: Proxy
 def windows_before_data(world: ProxyWorld) -> dict[str, int]:
     """Of the subflows on which the proxy has sent nothing: the clients' receive windows, by client address."""
     windows = {}
-    for socket in oracle.sockets(world.proxy, PORT):
-        window = re.search(r"snd_wnd:(\d+)", socket.info)
-        if "B" in oracle.flags(socket) and "bytes_sent:" not in socket.info and window is not None:
-            windows[socket.peer.address] = int(window[1])
+    for subflow in oracle.sockets(world.proxy, PORT):
+        window = re.search(r"snd_wnd:(\d+)", subflow.info)
+        if "B" in oracle.flags(subflow) and "bytes_sent:" not in subflow.info and window is not None:
+            windows[subflow.peer.address] = int(window[1])
     return windows
+
+
+@contextmanager
+def unfinished_request(world: ProxyWorld) -> Iterator[None]:
+    """A connection over Ethernet, whose client has begun a request: the others join, and the proxy sends no data."""
+    client = world.lab.client
+    with in_namespace(client.namespace):
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP)
+    with connection:
+        connection.settimeout(5)
+        connection.bind((str(client.address(ETHERNET, 4)), 0))
+        connection.connect((str(world.lab.proxy_address(4)), PORT))
+        connection.sendall(b"GET ")
+        yield
 
 
 def test_held_back_subflow_has_the_window_that_its_client_announced(own_world: ProxyWorld) -> None:
     """MPTCP would send what does not fit, and the client would discard it, which stops a download for seconds."""
     largest_at_first = 65535  # no scale applies to a SYN
-    own_world.download(rate_limit=Rate(MBIT))
-    eventually(
-        lambda: len(windows_before_data(own_world)) == len(CAPS),
-        "Ethernet, over which the client has sent, and LTE, which has joined",
-        seen=lambda: list(oracle.sockets(own_world.proxy, PORT)),
-    )
-    windows = windows_before_data(own_world)
+    with unfinished_request(own_world):
+        eventually(
+            lambda: len(windows_before_data(own_world)) == len(CAPS),
+            "Ethernet, over which the client has sent, and LTE, which has joined",
+            seen=lambda: list(oracle.sockets(own_world.proxy, PORT)),
+        )
+        windows = windows_before_data(own_world)
     assert all(0 < window <= largest_at_first for window in windows.values()), windows
 
 
