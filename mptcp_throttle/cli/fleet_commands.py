@@ -123,7 +123,7 @@ class _Stored:
         if wanted is None and highest > latest:
             raise UserError(
                 f"{proxy} says that it uses policy {highest}, and the server has no policy after {latest}: it has lost"
-                f" some, or the proxy lies; allowed: --number {highest + 1}"
+                f" some, or the proxy is mistaken; allowed: --number {highest + 1}"
             )
         free = (number for number in range(latest + 1, MAX_VERSION + 1) if number not in self.numbers)
         number = wanted or next(free, None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, tzinfo
 from typing import Final, NamedTuple, Protocol
 
+from disk import WRITTEN_BACK_SECONDS
 from modelled_proxy import ModelSocket
 from violation import Violation
 
@@ -18,9 +19,6 @@ from mptcp_throttle.model import AccessNetwork, Address, Budget, Counting, Every
 from mptcp_throttled.accounting.ledger import Ledger
 from mptcp_throttled.vocabulary.budgets import AccountKey, Subject
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow
-
-_KEPT_SECONDS: Final = 120.0
-"""A loss of power takes less (disk.py, WRITTEN_BACK_SECONDS)."""
 
 _PARTS: Final = {Every.DAY: (3600, 24), Every.WEEK: (6 * 3600, 28), Every.MONTH: (24 * 3600, 30)}
 """Of rolling budgets: seconds of a part, and how many count beside the present one (docs/howto/budgets.md)."""
@@ -215,7 +213,7 @@ class ByteMirror:
         """The daemon has written all that it has counted; `at` in monotonic seconds."""
         self.present.is_first = False
         # Also the last one of before: a loss of power may take all that was written since.
-        old = [each for each in self.versions if each.at <= at - _KEPT_SECONDS]
+        old = [each for each in self.versions if each.at <= at - WRITTEN_BACK_SECONDS]
         self.versions = [*old[-1:], *self.versions[len(old) :]]
         accounts = {key: account.kept() for key, account in self.present.accounts.items()}
         self.versions.append(Written(accounts, dict(self.present.counted), at, is_first=False))

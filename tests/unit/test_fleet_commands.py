@@ -227,8 +227,8 @@ def test_wiped_server_needs_a_number_that_proxies_do_not_take_for_older(publishe
     said = Announcement(7, "ab12", 1.0, None, 2.0)
     publisher.published.announce("proxy-2", said)
     assert publisher.refusal("publish") == (
-        "proxy-2 says that it uses policy 7, and the server has no policy after 0: it has lost some, or the proxy lies;"
-        " allowed: --number 8"
+        "proxy-2 says that it uses policy 7, and the server has no policy after 0: it has lost some, or the proxy is"
+        " mistaken; allowed: --number 8"
     )
     publisher.ok("publish", "--number", "8")
     assert publisher.published.numbers() == [8]
