@@ -444,6 +444,18 @@ def test_rest_is_not_added_after_a_reset_or_before_rollover_was_set() -> None:
     assert book.uses()[ONE].left == 999
 
 
+@pytest.mark.parametrize("used", [0, 30])
+def test_rest_is_added_beside_what_is_left_of_an_addition(used: int) -> None:
+    book = Book((network(replace(MONTHLY, rollover=True)),))
+    (key,) = book.ledger.matching("ethernet", ONE, Choice())
+    book.ledger.add(key, ONE, Addition(100, 100, None), book.at)
+    book.count(to(ONE, used))
+    book.count(after=at("2026-12-02 00:00") - book.at)
+    book.count(to(ONE, 1))
+    # The new amount, that of November, and the rest of the addition.
+    assert book.uses()[ONE].left == 1000 + 1000 + 100 - used - 1
+
+
 def test_rest_of_a_period_before_the_last_one_is_not_added() -> None:
     book = Book((network(replace(MONTHLY, rollover=True)),))
     book.count(to(ONE, 400))

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_ledger import MONTHLY, NOVEMBER, ONE, TWO, Book, network, to
+from test_ledger import BERLIN, MONTHLY, NOVEMBER, ONE, TWO, Book, network, to
 
 from mptcp_throttle.model import Budget, Every
 from mptcp_throttled.accounting import ledger_rows
@@ -49,6 +49,16 @@ def test_use_leaves_by_hours_and_its_stages_end() -> None:
     assert (book.used(), book.stages()) == ({ONE: 300}, {})
     book.count(after=HOUR)
     assert book.used() == {}
+
+
+def test_stages_that_are_removed_end_and_the_rest_counts_on() -> None:
+    book = book_of()
+    book.count(to(ONE, 1000))
+    assert book.stages() == {ONE: 2}
+    book.networks = (network(replace(DAILY, stages=DAILY.stages[1:])),)
+    book.ledger.configure(book.networks, BERLIN, book.at)
+    book.count(to(TWO, 1000))
+    assert book.stages() == {ONE: 1, TWO: 1}
 
 
 def test_more_use_lets_a_stage_end_later() -> None:

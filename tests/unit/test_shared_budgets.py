@@ -193,6 +193,17 @@ def test_reset_tells_that_nothing_is_used_here() -> None:
     assert use.use.used == 20
 
 
+def test_reset_to_another_period_takes_nothing_over_from_other_proxies() -> None:
+    ledger = ledger_of()
+    ledger.note_elsewhere(elsewhere(900), NOVEMBER)
+    ledger.configure((network(replace(MONTHLY, starts=15)),), BERLIN, NOVEMBER)
+    ledger.reset("ethernet", Choice(), NOVEMBER)
+    count(ledger, to(ONE, 1))
+    assert ledger.spent == {}
+    (use,) = ledger.uses(NOVEMBER)
+    assert (use.period.start, use.use.used) == (at("2026-11-15 00:00"), 1)
+
+
 def test_what_was_reset_is_told_with_every_total_of_the_period() -> None:
     """Other proxies believe what they knew before, also if their server has lost both totals."""
     ledger = ledger_of()

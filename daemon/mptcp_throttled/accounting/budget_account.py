@@ -174,12 +174,12 @@ class BudgetAccount:
     def roll_over(self, uses: Mapping[Subject, Use]) -> None:
         """Add what each subject has not used of the period that has ended, of which these are the `uses`.
 
-        A subject that has used nothing has the whole amount, without an entry (`additions_of`).
+        A subject that has used nothing, and has no additions, has the whole amount without an entry (`additions_of`).
         """
-        for subject, use in uses.items():
+        for subject, use in {**dict.fromkeys(self.additions, _NO_USE), **uses}.items():
             left = self.budget.amount - use.used
             added = (Addition(left, left, self.period.end),) if left > 0 else ()
-            if use.used:
+            if use.used or subject in self.additions:
                 self.set_use(subject, Use(), (*self.additions.get(subject, ()), *added))
 
     def forget_uses(self) -> int:
@@ -221,14 +221,13 @@ class BudgetAccount:
         of_each = tuple(sum(stages > number for stages in reached) for number in numbers)
         return BudgetTotals(self.owner, self.budget, self.total, of_each)
 
-    def stage_ends(self, subject: Subject, at: float) -> float | None:
-        """When the last stage that a subject has reached ends, if it uses nothing more; None: never.
+    def stage_ends(self, subject: Subject, stages: int, at: float) -> float | None:
+        """When the last of the `stages` that a subject has reached ends, if it uses nothing more; None: never.
 
         In seconds since the epoch, as is the present time `at`.
         """
         if self.rolling is None:
             return self.period.end
-        stages, _ = self.levels.get(subject, NO_LEVEL)
         used = self.uses.get(subject, Use()).used - sum(each.left for each in unexpired(self.additions_of(subject), at))
         return self.rolling.falls_at(subject, used - self.budget.stages[stages - 1].at * self.budget.amount)
 

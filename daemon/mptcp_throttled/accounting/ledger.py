@@ -274,7 +274,7 @@ class Ledger:
         fraction = used_fraction(budget, use, account.additions_of(subject), at)
         is_warned = budget.warn_at is not None and fraction >= budget.warn_at
         before, level = account.levels.get(subject, NO_LEVEL), (reached_stages(budget, fraction), is_warned)
-        if level[0] and account.published_ends.get(subject) != account.stage_ends(subject, at):
+        if level[0] and account.published_ends.get(subject) != account.stage_ends(subject, level[0], at):
             self._is_stale = True
         if level == before:
             return []
@@ -419,7 +419,7 @@ class Ledger:
             for subject, (stages, _) in account.levels.items():
                 if not stages:
                     continue
-                ends = account.published_ends[subject] = account.stage_ends(subject, at)
+                ends = account.published_ends[subject] = account.stage_ends(subject, stages, at)
                 reached = Reached(account.budget, stages, None if is_waiting else ends)
                 for network in account.networks:
                     whose = account.firsts.get(network.name, subject)
@@ -501,8 +501,10 @@ class Ledger:
         begun = []
         for account in self._by_network.get(network, ()):
             if choice.has(account.budget):
-                freed = self._forget(account)
-                account.period = self._period_at(account.budget, at)
+                freed, present = self._forget(account), self._period_at(account.budget, at)
+                if present != account.period:
+                    sharing.begin_period(account)
+                account.period = present
                 account.is_provisional = not self._clock.is_trusted
                 begun.append(PeriodBegun(account.key, account.budget, account.period, freed))
         self._publish(at)
