@@ -21,6 +21,7 @@ from mptcp_throttle.ports import ALL_PORTS, Ports
 
 ESTABLISHED: Final = 1 << 1
 FIN_WAIT1: Final = 1 << 4
+FIN_WAIT2: Final = 1 << 5
 CLOSE_WAIT: Final = 1 << 8
 LAST_ACK: Final = 1 << 9
 LISTEN: Final = 1 << 10

@@ -69,6 +69,18 @@ def test_socket_whose_end_is_never_reported_is_forgotten() -> None:
     assert meter.counted == {}
 
 
+def test_socket_that_takes_long_to_close_counts_once() -> None:
+    closing: set[int] | None = {1}
+    meter = Meter({}, {}, lambda: closing)
+    sent(meter, 1, live(100))
+    sent(meter, 2 + FORGET_SECONDS, {})
+    assert sent(meter, 3 + FORGET_SECONDS, {}, (closed(180),)) == [80]
+    sent(meter, 4, live(100, cookie=2))
+    closing = None
+    sent(meter, 5 + FORGET_SECONDS, {})
+    assert sent(meter, 6 + FORGET_SECONDS, {}, (closed(180, cookie=2),)) == [80]
+
+
 def test_same_four_tuple_with_another_socket_is_another_subflow() -> None:
     meter = Meter({}, {})
     sent(meter, 1, live(100))

@@ -7,7 +7,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mptcp_throttle.model import AccessNetwork, Address, FourTuple
@@ -54,7 +54,7 @@ class Accounts:
     `networks` has the sums of networks since the daemon's start; those of clients are in the history only. What counts
     in budgets, also TCP without MPTCP, is counted in the `ledger`. `tell` is given what the operator is to be told of
     budgets, and is called, perhaps with nothing, when a stage is reached or left. `budgets_changed` is called after an
-    operator or another proxy has changed what is left of budgets.
+    operator or another proxy has changed what is left of budgets. `closing` is that of the `Meter`.
     """
 
     def __init__(
@@ -64,11 +64,13 @@ class Accounts:
         clock: Clock,
         proxies: Proxies = ONE_PROXY,
         tell: Callable[[Sequence[BudgetChange]], None] = lambda _: None,
+        closing: Callable[[], Collection[int] | None] = lambda: (),
     ) -> None:
         self._lock = threading.RLock()
         self._history = history
         self._ledger = ledger
         self._tell = tell
+        self._closing = closing
         self._proxies = proxies
         self._ports = proxies.together.ports
         self._clock = clock
@@ -250,10 +252,10 @@ class Accounts:
     def _begin(self, sockets: Mapping[FourTuple, SocketState]) -> Meter:
         counted = self._history.counted()
         if counted is not None and not counted.is_first:
-            return Meter(counted.sockets, {})
+            return Meter(counted.sockets, {}, self._closing)
         if counted is None:
             self._unsettled, self._settle_until = dict(sockets), self._clock.monotonic() + SETTLE_SECONDS
-        return Meter({}, {socket.cookie: socket.totals for socket in sockets.values()})
+        return Meter({}, {socket.cookie: socket.totals for socket in sockets.values()}, self._closing)
 
     def _settle(self, meter: Meter) -> None:
         """Continue from what an earlier instance has counted, if that could not be read at first."""

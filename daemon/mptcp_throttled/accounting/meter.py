@@ -8,7 +8,7 @@ Where no program reports them, what a subflow carries after the last observation
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -16,7 +16,10 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, Traffic
 
 FORGET_SECONDS: Final = 120.0
-"""A socket that has not been seen for this time is forgotten: it has closed, and no program has reported its end."""
+"""A socket that has not been seen for this time is forgotten, unless it is still closing.
+
+It has closed, and no program has reported its end. To close may take as long as a client keeps its own side open.
+"""
 
 
 class LiveSubflow(NamedTuple):
@@ -53,11 +56,18 @@ class Meter:
     """Counts what each socket has carried between two observations.
 
     `counted` is what an earlier instance has counted of sockets, by cookie. `ignored` is what sockets carried before
-    the first instance, which does not count.
+    the first instance, which does not count. `closing` has the cookies of sockets that are not live any more, but have
+    not closed yet; None: not known now.
     """
 
-    def __init__(self, counted: Mapping[int, SocketTotals], ignored: Mapping[int, SocketTotals]) -> None:
+    def __init__(
+        self,
+        counted: Mapping[int, SocketTotals],
+        ignored: Mapping[int, SocketTotals],
+        closing: Callable[[], Collection[int] | None] = lambda: (),
+    ) -> None:
         self._ignored = dict(ignored)
+        self._closing = closing
         self._counted = {cookie: _Counted(totals, throttled=False, seen=math.inf) for cookie, totals in counted.items()}
 
     def knows(self, cookie: int) -> bool:
@@ -139,8 +149,15 @@ class Meter:
         return self._ignored.pop(cookie, SocketTotals())
 
     def _forget(self, at: float) -> None:
-        for cookie, counted in list(self._counted.items()):
+        late = []
+        for cookie, counted in self._counted.items():
             if counted.seen is math.inf:
                 counted.seen = at
             elif at - counted.seen > FORGET_SECONDS:
+                late.append(cookie)
+        closing = self._closing() if late else ()
+        for cookie in late:
+            if closing is None or cookie in closing:
+                self._counted[cookie].seen = at
+            else:
                 del self._counted[cookie]

@@ -36,7 +36,7 @@ from mptcp_throttled.control.running_config import RunningConfig, judge
 from mptcp_throttled.control.source import Follower, TableSource, haste
 from mptcp_throttled.kernel.allowances import Allowances
 from mptcp_throttled.kernel.linux_kernel import LinuxKernel
-from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader
+from mptcp_throttled.kernel.sockets.proxy_sockets import SocketReader, closing_cookies
 from mptcp_throttled.kernel.steering.steering import NoSteering, Steering
 from mptcp_throttled.kernel.uplink.uplinks import Uplinks
 from mptcp_throttled.kernel.watch import Notifications
@@ -106,7 +106,9 @@ class Daemon:
         url = config.fleet.url
         ledger = Ledger(self._history.budgets(), synchronised, is_shared=url is not None)
         ledger.configure(config.networks, config.time_zone, clock.time())
-        self._accounts = accounts = Accounts(self._history, ledger, clock, config.proxies, self._note_budgets)
+        self._accounts = accounts = Accounts(
+            self._history, ledger, clock, config.proxies, self._note_budgets, closing_cookies
+        )
         self._fleet: TotalsThread | None = None
         self._leases: SharedLeases | None = None
         if url is not None:

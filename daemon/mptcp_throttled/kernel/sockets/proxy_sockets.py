@@ -12,6 +12,8 @@ from struct import Struct
 from typing import Final
 
 from mptcp_throttle.linux.inet_diag import (
+    CLOSED_HERE,
+    FIN_WAIT2,
     INET_DIAG_CLASS_ID,
     INET_DIAG_INFO,
     INET_DIAG_ULP_INFO,
@@ -112,6 +114,20 @@ def _listeners(ports: Ports) -> Iterator[tuple[Address, int]]:
 def count_paced(ports: Ports) -> int:
     """How many sockets on these ports have a maximum pacing rate. Raises KernelError."""
     return sum(state.pace is not None for state in SocketReader(ports).read().values())
+
+
+def closing_cookies() -> frozenset[int] | None:
+    """SO_COOKIE of the sockets that this host has closed, while their peers have not; None: not known now."""
+
+    def read() -> frozenset[int]:
+        with InetDiag() as diag:
+            payloads = diag.list_payloads(CLOSED_HERE | FIN_WAIT2, ALL_PORTS)
+            return frozenset(int.from_bytes(payload[_COOKIE], sys.byteorder) for payload in payloads)
+
+    try:
+        return read_consistently(read)
+    except KernelError:
+        return None
 
 
 class SocketReader:
