@@ -71,12 +71,15 @@ def _periods_begin_by_utc(patch: pytest.MonkeyPatch) -> None:
 
 
 def _closed_subflows_count_twice(patch: pytest.MonkeyPatch) -> None:
-    note = Accounts.note_closed
+    count = meter.Meter.count
 
-    def twice(accounts: Accounts, closed: Iterable[Any]) -> None:
-        note(accounts, [each for each in closed for _ in range(2)])
+    def all_of_it(counting: meter.Meter, at: float, live: Any, closed: Iterable[Any]) -> Any:  # noqa: ANN401
+        listed = [*closed]
+        for each in listed:
+            counting._counted.pop(each.cookie, None)
+        return count(counting, at, live, listed)
 
-    patch.setattr(Accounts, "note_closed", twice)
+    patch.setattr(meter.Meter, "count", all_of_it)
 
 
 def _ends_are_not_counted(patch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,12 @@ def test_subflow_that_closes_while_it_is_listed_counts_once() -> None:
     assert sent(meter, 3, {}) == []
 
 
+def test_end_that_is_reported_twice_counts_once() -> None:
+    meter = Meter({}, {})
+    assert sent(meter, 1, {}, (closed(180), closed(180))) == [180]
+    assert sent(meter, 2, {}, (closed(180),)) == []
+
+
 def test_end_that_is_reported_late_counts_the_rest_only() -> None:
     meter = Meter({}, {})
     sent(meter, 1, live(100))

@@ -13,7 +13,7 @@ import pytest
 from examples import ETHERNET, WIFI, ends
 
 from mptcp_throttle.linux.kernel_error import KernelError
-from mptcp_throttle.model import AccessNetwork, FourTuple
+from mptcp_throttle.model import AccessNetwork, FourTuple, Token
 from mptcp_throttle.ports import Ports
 from mptcp_throttle.proxies import Proxies
 from mptcp_throttled.kernel.classes.rules import RulesClassifier
@@ -23,6 +23,7 @@ from mptcp_throttled.kernel.sockets.pacing import PacedSockets
 from mptcp_throttled.kernel.sockets.proxy_sockets import ProxyCgroup
 from mptcp_throttled.vocabulary.features import Situation
 from mptcp_throttled.vocabulary.kernel_state import AssignmentState, PacingState
+from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals
 
 ONE: Final = ends("10.1.0.2")
 TWO: Final = ends("10.1.0.2", 40001)
@@ -54,6 +55,7 @@ class Program:
         self.is_attached = True
         self.is_closed = False
         self.decided = 0
+        self.closed: list[ClosedSubflow] = []
 
     def attach(self, _cgroup: Path) -> None:
         self.had_when_attached = (self.networks, dict(self.paces), dict(self.classes))
@@ -86,7 +88,12 @@ class Program:
     def decide_now(self) -> None:
         self.decided += 1
 
+    def closed_subflows(self) -> list[ClosedSubflow]:
+        taken, self.closed = self.closed, []
+        return taken
+
     def detach(self) -> None:
+        self.closed = []
         self.attached.remove(self)
 
     def close(self) -> None:
@@ -119,6 +126,23 @@ def look(sockets: PacedSockets) -> PacingState:
     """What is read after one more step of the loop in the same situation."""
     sockets.follow(Situation(sockets._networks, throttling=True))
     return sockets.read()
+
+
+@pytest.mark.parametrize("successor", [True, False])
+def test_what_has_closed_outlives_the_program_that_reported_it(
+    sockets: PacedSockets, program: Program, successor: bool
+) -> None:
+    first, second = (ClosedSubflow(Token(1), ONE, cookie, SocketTotals(100)) for cookie in (1, 2))
+    program.closed = [first]
+    if successor:
+        program.is_attached = False
+        look(sockets)
+        (present,) = Program.attached
+        present.closed = [second]
+    else:
+        sockets.close()
+    assert [*sockets.closed_subflows()] == ([first, second] if successor else [first])
+    assert [*sockets.closed_subflows()] == []
 
 
 def test_paces_that_were_read_stay_as_they_were_after_a_change(sockets: PacedSockets) -> None:

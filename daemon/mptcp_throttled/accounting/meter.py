@@ -68,6 +68,7 @@ class Meter:
     ) -> None:
         self._ignored = dict(ignored)
         self._closing = closing
+        self._gone: frozenset[int] = frozenset()
         self._counted = {cookie: _Counted(totals, throttled=False, seen=math.inf) for cookie, totals in counted.items()}
 
     def knows(self, cookie: int) -> bool:
@@ -102,11 +103,14 @@ class Meter:
     def count(self, at: float, live: Mapping[FourTuple, LiveSubflow], closed: Iterable[ClosedSubflow]) -> list[Metered]:
         """What each subflow has carried since the last observation, unless that is nothing and it has not closed.
 
-        `closed` have closed since; they may still be among the live ones. `at` is in monotonic seconds.
+        `closed` have closed since; they may still be among the live ones, and be there again the next time, as when one
+        program takes the place of another. `at` is in monotonic seconds.
         """
         carried: list[Metered] = []
-        gone = set()
+        gone: set[int] = set()
         for subflow in closed:
+            if subflow.cookie in gone or subflow.cookie in self._gone:
+                continue
             gone.add(subflow.cookie)
             known = self._counted.pop(subflow.cookie, None)
             opened = known is None and subflow.cookie not in self._ignored
@@ -142,6 +146,7 @@ class Meter:
                 carried.append(Metered(ends, traffic, flow.is_mptcp))
                 known.totals = flow.totals
             known.throttled, known.seen = flow.throttled, at
+        self._gone = frozenset(gone)
         self._forget(at)
         return carried
 

@@ -15,6 +15,7 @@ import errno
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -81,6 +82,7 @@ class PacedSockets:
         self._classes = _by_version({})
         self._has_qdisc = True
         self._counters = ProgramCounters()
+        self._closed: deque[ClosedSubflow] = deque()
         self._snapshot: PacingState | None = None
         self._find_at = -math.inf
         self._decide_at = -math.inf
@@ -162,6 +164,8 @@ class PacedSockets:
 
     def _replace(self, program: SocketProgram) -> None:
         """Put an attached program in the place of the present one, which until then goes on."""
+        # What closes from now on, both programs report.
+        self._keep_closed()
         if self._program is not None:
             self._program.detach()
         self._program = program
@@ -306,9 +310,18 @@ class PacedSockets:
             self._decide_at = ended + (ended - began) / _DECIDING_MAX_FRACTION
 
     def closed_subflows(self) -> Iterator[ClosedSubflow]:
-        """The subflows that have closed since the last call; for any thread."""
+        """The subflows that have closed since the last call, one perhaps twice; for any thread."""
         program = self._program
-        return iter(()) if program is None else program.closed_subflows()
+        with suppress(IndexError):
+            while True:
+                yield self._closed.popleft()
+        if program is not None:
+            yield from program.closed_subflows()
+
+    def _keep_closed(self) -> None:
+        """Keep what the program has reported, which goes with it."""
+        if self._program is not None:
+            self._closed.extend(self._program.closed_subflows())
 
     def decide_now(self) -> None:
         """Decide for all sockets, idle or not; for any thread. Raises KernelError."""
@@ -357,6 +370,7 @@ class PacedSockets:
     def close(self) -> None:
         """Detach the program and drop its maps."""
         if self._program is not None:
+            self._keep_closed()
             self._program.close()
             self._keep(None)
         self._program = None
