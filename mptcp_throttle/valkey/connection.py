@@ -142,7 +142,10 @@ class Connection:
 
     def _received(self, deadline: float) -> bytes:
         """What comes next before then. Raises OSError."""
-        self._stream.settimeout(max(deadline - time.monotonic(), 0.001))
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(errno.ETIMEDOUT, "timed out")
+        self._stream.settimeout(left)
         data = self._stream.recv(_CHUNK_BYTES)
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "the server has closed the connection")
