@@ -41,7 +41,9 @@ class RouteLookup:
         with netlink_call(f"ip -{ip_version} address show dev {interface}"):
             index = next((number for number, name in if_nameindex() if name == interface), None)
             messages = () if index is None else self._ip.get_addr(index=index, family=_FAMILIES[ip_version])
-            addresses = (ip_address(message.get_attr("IFA_ADDRESS")) for message in messages)
+            # On a point-to-point interface IFA_ADDRESS is the peer's; an IPv6 address without a peer has no IFA_LOCAL.
+            shown = (message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS") for message in messages)
+            addresses = map(ip_address, shown)
             return next((address for address in addresses if not address.is_link_local), None)
 
     def interface_to(self, destination: Address, source: Address | None = None) -> str | None:
