@@ -24,9 +24,11 @@ from mptcp_throttled.fleet.leases import Statement, pool
 from mptcp_throttled.fleet.members import (
     AWAY_SECONDS,
     HEARD_SECONDS,
+    IN_VAIN_SECONDS,
     LEASE_SECONDS,
     MOST_MEMBERS,
     PARTS,
+    SELDOM_SECONDS,
     Members,
     Record,
 )
@@ -66,6 +68,8 @@ class Proxy:
         self.book.follow(self.now)
         try:
             if not self.book.in_session:
+                if self.book.must_wait(self.now):
+                    return
                 self.sessions += 1
                 self.book.open(self.server.records(), hash((self.name, self.sessions)) % 2**64, self.now)
             request = self.book.compose(self.now)
@@ -268,6 +272,30 @@ def test_too_many_proxies_leave_each_with_what_it_knows(proxies: list[Proxy], ha
         one.server.records()
 
 
+def test_proxy_that_may_not_write_has_its_part_after_long(proxies: list[Proxy]) -> None:
+    one, two = proxies
+    one.connection.writable = {NAMES}
+    rounds(proxies, int(IN_VAIN_SECONDS + LEASE_SECONDS + AWAY_SECONDS) + 3)
+    assert one.held == pytest.approx(15 / 32 + 1 / 64)
+    one.connection.writable = two.connection.writable
+    rounds(proxies, int(SELDOM_SECONDS))
+    assert one.book.in_session
+
+
+def test_proxies_that_are_only_told_of_take_no_part_of_a_present_one(proxies: list[Proxy], hashes: Hashes) -> None:
+    join(hashes, "compromised")
+    told = b" ".join(b"p%d %d" % (number, PARTS // MOST_MEMBERS) for number in range(MOST_MEMBERS - 4))
+    hashes[hash_of("compromised")][LOST] = told
+    for proxy in proxies:
+        proxy.connection.is_lost = True
+    rounds(proxies, int(LEASE_SECONDS) + 1)
+    for proxy in proxies:
+        proxy.connection.is_lost = False
+    rounds(proxies, 30)
+    assert [proxy.book.kept().part for proxy in proxies] == [PARTS // 2] * 2
+    assert [proxy.book.in_session for proxy in proxies] == [True] * 2
+
+
 def test_list_of_proxies_without_an_end_is_named(hashes: Hashes) -> None:
     proxy = Proxy("one", ModelConnection(hashes, too_long=NAMES))
     with pytest.raises(ValkeyError, match=r"^mptcp-throttle:leases is too long, or no hash$"):
@@ -303,7 +331,7 @@ def test_part_that_the_server_has_lost_is_told_to_who_joins(proxies: list[Proxy]
     rounds([one], 2)
     three = Proxy("three", ModelConnection(hashes))
     rounds([one, three], 30)
-    assert three.book.kept().known["two"].part == PARTS // 2
+    assert "two" not in three.book.kept().known
     assert one.book.kept().part + three.book.kept().part <= PARTS // 2
 
 

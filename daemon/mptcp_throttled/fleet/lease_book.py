@@ -102,6 +102,11 @@ class LeaseBook:
         with self._lock:
             return self._members.session is not None
 
+    def must_wait(self, now: float) -> bool:
+        """As `Members.must_wait`."""
+        with self._lock:
+            return self._members.must_wait(now)
+
     def open(self, records: Mapping[str, Record], session: int, now: float) -> None:
         """As `Members.open`."""
         with self._lock:

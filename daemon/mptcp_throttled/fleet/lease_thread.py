@@ -113,11 +113,15 @@ class LeaseThread(threading.Thread):
     def _exchange(self, now: float) -> None:
         if self._server is None or not self._book.in_session:
             self._close()
+            if self._book.must_wait(now):
+                raise ValkeyError(self._problem or "rounds fail")
             self._server = self._connect(next(self._attempts))
             if self._stopping.is_set():
                 return
             records = self._server.records(self._unread_until)
             self._book.open(records, secrets.randbits(64), time.monotonic())
+            if self._book.surplus is not None:
+                raise ValkeyError(_why_over(0, None, self._book.surplus))
         with self._lock:
             sent = time.monotonic()
             request = None if self._stopping.is_set() else self._book.compose(sent)

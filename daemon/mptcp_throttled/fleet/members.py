@@ -49,6 +49,10 @@ has less (1 s) or has itself lapsed (9 s), with clocks that differ."""
 RESTORE_SECONDS: Final = 300.0
 FORGET_SECONDS: Final = GONE_SECONDS
 """Twice as long: no proxy tells of a record that another has forgotten for its age."""
+IN_VAIN_SECONDS: Final = 2 * AWAY_SECONDS
+"""After rounds without success for so long, the next ones are `SELDOM_SECONDS` apart: in between, this proxy is `AWAY`
+and has its part."""
+SELDOM_SECONDS: Final = 5 * AWAY_SECONDS
 OVERSTAY_SECONDS: Final = 40.0
 """Who claims more than the division gives it for so long, while it is heard, does not keep the rule."""
 
@@ -178,6 +182,7 @@ class Members:
         self._before: Record | None = None
         self._stated: Record | None = None
         self._beat = 0
+        self._in_vain_since: float | None = None
 
     @property
     def session(self) -> int | None:
@@ -201,8 +206,11 @@ class Members:
 
     @property
     def known(self) -> dict[str, Record]:
-        """The records of others, to be kept for the next instance: the server may lose them meanwhile."""
-        return {name: seen.record for name, seen in self._seen.items()}
+        """The records of others, to be kept for the next instance: the server may lose them meanwhile.
+
+        Not those that were only told: the next instance could not know that they were.
+        """
+        return {name: seen.record for name, seen in self._seen.items() if not seen.told}
 
     def open(self, records: Mapping[str, Record], session: int, now: float) -> None:
         """Begin a session with a new random number, having read all records in a connection that nothing else uses.
@@ -232,6 +240,7 @@ class Members:
             self._claimed_since = now
         self._beat += 1
         self._last_sent = now
+        self._in_vain_since = now if self._in_vain_since is None else self._in_vain_since
         self._stated = Record(self._session or 0, self._beat, self._claim)
         return self._stated
 
@@ -250,7 +259,7 @@ class Members:
         if self.surplus is not None:
             self.close()
             return False
-        self._contact = max(self._contact, answer.sent)
+        self._contact, self._in_vain_since = max(self._contact, answer.sent), None
         self._divide(now)
         return True
 
@@ -258,6 +267,13 @@ class Members:
         """What time alone changes: without an answer for too long, the session is over."""
         if now - max(self._contact, self._opened) >= LEASE_SECONDS:
             self.close()
+
+    def must_wait(self, now: float) -> bool:
+        """Whether to send no round yet, since all were in vain for long: the others leave this proxy its part only
+        while they hear nothing of it."""
+        in_vain_since = self._in_vain_since
+        is_in_vain = self._session is None and in_vain_since is not None and now - in_vain_since >= IN_VAIN_SECONDS
+        return is_in_vain and now - self._last_sent < SELDOM_SECONDS
 
     def standing(self, now: float) -> Standing:
         """What leases need to know."""
@@ -318,9 +334,13 @@ class Members:
         return Member(seen.record.session, seen.record.part, heard, heard and seen.changes > 1)
 
     def _divide(self, now: float) -> None:
-        """Hold less, claim more or less, or hold what has been claimed for long enough."""
+        """Hold less, claim more or less, or hold what has been claimed for long enough.
+
+        A compromised proxy may tell of any number of others: these get no part of what this proxy has.
+        """
         heard = {name for name, seen in self._seen.items() if self._member(seen, now).heard}
-        target = PARTS // (1 + len(heard | {name for name, seen in self._seen.items() if seen.record.part}))
+        stated = {name for name, seen in self._seen.items() if seen.record.part and not seen.told}
+        target = PARTS // (1 + len(heard | stated))
         for name, seen in self._seen.items():
             if name in heard and seen.record.part > target:
                 self._over.setdefault(name, now)
