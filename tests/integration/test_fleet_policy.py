@@ -16,7 +16,7 @@ from proxy_world import FREE, Hosts, ProxyWorld, attended, receive_rates, unique
 
 from mptcp_lab.host import Host
 from mptcp_lab.services import WIFI_FIRST, Services
-from mptcp_lab.valkey_server import Authority, ValkeyServer
+from mptcp_lab.valkey_server import Authority, ValkeyServer, programs
 from mptcp_throttle.model import AccessNetwork, RateKind
 from mptcp_throttle.policy_bundle.bundle import Bundle
 from mptcp_throttle.policy_bundle.signature import PrivateKey
@@ -24,7 +24,9 @@ from mptcp_throttle.units import Rate
 from mptcp_throttle.valkey.lease_names import NAMES, RECORD, hash_of
 
 WIFI, ETHERNET = WIFI_FIRST
-HOWTO: Final = Path(__file__).parents[2] / "docs/howto/publish-policy.md"
+DOCS: Final = Path(__file__).parents[2] / "docs"
+HOWTO: Final = DOCS / "howto/publish-policy.md"
+SET_UP: Final = DOCS / "explanation/fleet.md"
 
 
 def documented_rights() -> dict[str, str]:
@@ -121,6 +123,42 @@ def fleet(hosts: Hosts) -> Iterator[Fleet]:
             yield Fleet(world, second, server, publisher, key)
     finally:
         server.stop()
+
+
+def documented_server(origin: Host, address: str) -> Path:
+    """The server's file, written by the document; beside it are the users and the certificates that it names."""
+    directory = origin.directory / unique("documented")
+    Authority.made_in(directory).sign("server", f"IP:{address}")
+    shown = SET_UP.read_text(encoding="utf-8").replace("/etc/valkey/", f"{directory}/")
+    users = re.findall(r"^user .*$", shown, re.MULTILINE)
+    (directory / "users.acl").write_text("\n".join(users) + "\n", encoding="ascii")
+    lines = re.search(r"^bind .*?^aclfile \S+$", shown, re.MULTILINE | re.DOTALL)
+    assert lines is not None
+    file = directory / "valkey.conf"
+    file.write_text(f"{lines[0]}\ndir {directory}\n", encoding="ascii")
+    return file
+
+
+def test_server_set_up_as_documented_answers_its_users_alone(hosts: Hosts) -> None:
+    origin, address = hosts.lab.origin, str(hosts.lab.origin_address(4))
+    server, client = programs()
+    file = documented_server(origin, address)
+    process = origin.start("documented-server", server, file)
+
+    def answer(*login: str, tls: bool = True) -> str:
+        trust = ("--tls", "--cacert", str(file.parent / "ca.pem")) if tls else ()
+        command = (client, "-h", address, *trust, *login, "--no-auth-warning", "PING")
+        result = hosts.lab.proxy.run(*command, check=False)
+        return (result.stdout + result.stderr).strip()
+
+    try:
+        process.wait_until(lambda: answer("--user", "proxy-1", "--pass", "PASSWORD") == "PONG", "answering", 30)
+        assert answer("--user", "admin", "--pass", "ADMIN-PASSWORD") == "PONG"
+        assert answer().startswith("NOAUTH")
+        assert "WRONGPASS" in answer("--user", "proxy-1", "--pass", "another")
+        assert "PONG" not in answer("--user", "proxy-1", "--pass", "PASSWORD", tls=False)
+    finally:
+        process.stop()
 
 
 def test_policy_changes_the_rate_of_running_transfers(fleet: Fleet) -> None:
