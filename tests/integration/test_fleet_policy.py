@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from polling import eventually
 from proxy_world import FREE, Hosts, ProxyWorld, attended, receive_rates, unique
 
 from mptcp_lab.host import Host
+from mptcp_lab.namespaces import in_namespace
 from mptcp_lab.services import WIFI_FIRST, Services
 from mptcp_lab.valkey_server import Authority, ValkeyServer, programs
 from mptcp_throttle.model import AccessNetwork, RateKind
@@ -125,11 +129,13 @@ def fleet(hosts: Hosts) -> Iterator[Fleet]:
         server.stop()
 
 
-def documented_server(origin: Host, address: str) -> Path:
+def documented_server(origin: Host) -> Path:
     """The server's file, written by the document; beside it are the users and the certificates that it names."""
     directory = origin.directory / unique("documented")
-    Authority.made_in(directory).sign("server", f"IP:{address}")
-    shown = SET_UP.read_text(encoding="utf-8").replace("/etc/valkey/", f"{directory}/")
+    directory.mkdir()
+    shown = re.sub("/etc/valkey|/root", str(directory), SET_UP.read_text(encoding="utf-8"))
+    commands = re.findall(r"^(?:openssl req|openssl x509|printf) .*$", shown, re.MULTILINE)
+    subprocess.run(["bash", "-ec", "\n".join(commands)], cwd=directory, check=True, capture_output=True)
     users = re.findall(r"^user .*$", shown, re.MULTILINE)
     (directory / "users.acl").write_text("\n".join(users) + "\n", encoding="ascii")
     lines = re.search(r"^bind .*?^aclfile \S+$", shown, re.MULTILINE | re.DOTALL)
@@ -142,7 +148,7 @@ def documented_server(origin: Host, address: str) -> Path:
 def test_server_set_up_as_documented_answers_its_users_alone(hosts: Hosts) -> None:
     origin, address = hosts.lab.origin, str(hosts.lab.origin_address(4))
     server, client = programs()
-    file = documented_server(origin, address)
+    file = documented_server(origin)
     process = origin.start("documented-server", server, file)
 
     def answer(*login: str, tls: bool = True) -> str:
@@ -154,6 +160,11 @@ def test_server_set_up_as_documented_answers_its_users_alone(hosts: Hosts) -> No
     try:
         process.wait_until(lambda: answer("--user", "proxy-1", "--pass", "PASSWORD") == "PONG", "answering", 30)
         assert answer("--user", "admin", "--pass", "ADMIN-PASSWORD") == "PONG"
+        trust = ssl.create_default_context(cafile=file.parent / "ca.pem")
+        trust.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 of Debian 13
+        with in_namespace(hosts.lab.proxy.namespace):
+            stream = socket.create_connection((address, 6379), 5)
+        trust.wrap_socket(stream, server_hostname="valkey.example.net").close()
         assert answer().startswith("NOAUTH")
         assert "WRONGPASS" in answer("--user", "proxy-1", "--pass", "another")
         assert "PONG" not in answer("--user", "proxy-1", "--pass", "PASSWORD", tls=False)

@@ -272,13 +272,22 @@ def test_too_many_proxies_leave_each_with_what_it_knows(proxies: list[Proxy], ha
         one.server.records()
 
 
-def test_proxy_that_may_not_write_has_its_part_after_long(proxies: list[Proxy]) -> None:
+def test_proxy_that_may_not_write_has_its_part_after_a_while(proxies: list[Proxy]) -> None:
     one, two = proxies
     one.connection.writable = {NAMES}
     rounds(proxies, int(IN_VAIN_SECONDS + LEASE_SECONDS + AWAY_SECONDS) + 3)
     assert one.held == pytest.approx(15 / 32 + 1 / 64)
     one.connection.writable = two.connection.writable
     rounds(proxies, int(SELDOM_SECONDS))
+    assert one.book.in_session
+
+
+def test_proxy_is_back_at_once_after_a_long_time_out_of_reach(proxies: list[Proxy]) -> None:
+    one, _ = proxies
+    one.connection.is_lost = True
+    rounds(proxies, int(IN_VAIN_SECONDS) + 20)
+    one.connection.is_lost = False
+    rounds(proxies, 3)
     assert one.book.in_session
 
 

@@ -16,9 +16,9 @@ from mptcp_throttle.model import FourTuple
 from mptcp_throttled.vocabulary.traffic import ClosedSubflow, SocketTotals, Traffic
 
 FORGET_SECONDS: Final = 120.0
-"""A socket that has not been seen for this time is forgotten, unless it is still closing.
+"""A socket is forgotten when it has been neither live nor closing for this time.
 
-It has closed, and no program has reported its end. To close may take as long as a client keeps its own side open.
+It has closed, and no program has reported its end. One whose client keeps its own side open is closing until then.
 """
 
 
@@ -103,8 +103,8 @@ class Meter:
     def count(self, at: float, live: Mapping[FourTuple, LiveSubflow], closed: Iterable[ClosedSubflow]) -> list[Metered]:
         """What each subflow has carried since the last observation, unless that is nothing and it has not closed.
 
-        `closed` have closed since; they may still be among the live ones, and be there again the next time, as when one
-        program takes the place of another. `at` is in monotonic seconds.
+        `closed` have closed since; they may still be among the live ones. An end may be reported twice, here or in the
+        next call, as when one program takes the place of another. `at` is in monotonic seconds.
         """
         carried: list[Metered] = []
         gone: set[int] = set()

@@ -22,6 +22,7 @@ _log = logging.getLogger("mptcp-throttled")
 
 _INTERVAL_SECONDS: Final = ROUND_SECONDS / 2
 _FOLLOW_SECONDS: Final = 0.25
+_ALLOWED: Final = f"allowed: up to {MOST_MEMBERS} proxies within {FORGET_SECONDS / 60:.0f} min"
 _STOP_SECONDS: Final = 0.5
 
 
@@ -121,7 +122,7 @@ class LeaseThread(threading.Thread):
             records = self._server.records(self._unread_until)
             self._book.open(records, secrets.randbits(64), time.monotonic())
             if self._book.surplus is not None:
-                raise ValkeyError(_why_over(0, None, self._book.surplus))
+                raise ValkeyError(f"{MOST_MEMBERS} other proxies share rates; {_ALLOWED}")
         with self._lock:
             sent = time.monotonic()
             request = None if self._stopping.is_set() else self._book.compose(sent)
@@ -153,7 +154,7 @@ class LeaseThread(threading.Thread):
 
 def _why_over(session: int, first: Record | None, surplus: str | None) -> str:
     if surplus is not None:
-        return f"{surplus} is one too many; allowed: up to {MOST_MEMBERS} proxies within {FORGET_SECONDS / 60:.0f} min"
+        return f"{surplus} is one too many; {_ALLOWED}"
     if first is not None and first.beat and first.session != session:
         return "another proxy has the name of this one"
     return "the server has lost data, or answers too late"

@@ -271,8 +271,8 @@ class Members:
     def must_wait(self, now: float) -> bool:
         """Whether to send no round yet, since all were in vain for long: the others leave this proxy its part only
         while they hear nothing of it."""
-        in_vain_since = self._in_vain_since
-        is_in_vain = self._session is None and in_vain_since is not None and now - in_vain_since >= IN_VAIN_SECONDS
+        began = self._in_vain_since
+        is_in_vain = self._session is None and began is not None and self._last_sent - began >= IN_VAIN_SECONDS
         return is_in_vain and now - self._last_sent < SELDOM_SECONDS
 
     def standing(self, now: float) -> Standing:
@@ -341,25 +341,27 @@ class Members:
         heard = {name for name, seen in self._seen.items() if self._member(seen, now).heard}
         stated = {name for name, seen in self._seen.items() if seen.record.part and not seen.told}
         target = PARTS // (1 + len(heard | stated))
+        # Of proxies whose record the server has lost, others may only have been told: by the rule, they claim more.
+        due = PARTS // (1 + len(heard | (stated & self._present)))
         for name, seen in self._seen.items():
-            if name in heard and seen.record.part > target:
+            if name in heard and seen.record.part > due:
                 self._over.setdefault(name, now)
             else:
                 self._over.pop(name, None)
         if self._part > target:
             self._part, self._lowered_at = target, now
-        goal = max(self._part, min(target, self._room(now, target)))
+        goal = max(self._part, min(target, self._room(now, due)))
         if goal > self._claim or (goal < self._claim and now - self._lowered_at >= APPLY_SECONDS):
             self._claim = goal
         elif goal == self._claim and now - max(self._claimed_since, self._watched_since) >= HEARD_SECONDS:
             self._part = self._claim
 
-    def _room(self, now: float, target: int = PARTS) -> int:
-        """What the parts of others leave. Of one that overstays, only `target` counts."""
+    def _room(self, now: float, due: int = PARTS) -> int:
+        """What the parts of others leave. Of one that overstays, only `due` counts."""
         taken = 0
         for name, seen in self._seen.items():
             overstays = now - self._over.get(name, now) >= OVERSTAY_SECONDS
-            taken += min(seen.record.part, target) if overstays else seen.record.part
+            taken += min(seen.record.part, due) if overstays else seen.record.part
         return max(PARTS - taken, 0)
 
 

@@ -164,7 +164,7 @@ class PacedSockets:
 
     def _replace(self, program: SocketProgram) -> None:
         """Put an attached program in the place of the present one, which until then goes on."""
-        # What closes from now on, both programs report.
+        # Since the new one was attached, both have reported what closes; from here on, only its reports are read.
         self._keep_closed()
         if self._program is not None:
             self._program.detach()

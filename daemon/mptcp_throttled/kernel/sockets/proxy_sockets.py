@@ -117,7 +117,10 @@ def count_paced(ports: Ports) -> int:
 
 
 def closing_cookies() -> frozenset[int] | None:
-    """SO_COOKIE of the sockets that this host has closed, while their peers have not; None: not known now."""
+    """SO_COOKIE of the sockets that this host has closed, and whose end the kernel has not reported yet.
+
+    None: the kernel does not list them now.
+    """
 
     def read() -> frozenset[int]:
         with InetDiag() as diag:
