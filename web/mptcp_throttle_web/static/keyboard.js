@@ -82,7 +82,8 @@ export function prepareKeyboard() {
   byId("show-keys").addEventListener("click", () => byId("keys").showModal());
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-    const isField = event.target.closest?.("input, select, textarea");
+    // A dialog that has just closed may keep the focus for a moment.
+    const isField = event.target.closest?.("input, select, textarea") && !event.target.closest("dialog");
     if (event.key === "Escape") {
       if (isField) {
         event.preventDefault(); // a search field would lose its text
