@@ -144,7 +144,7 @@ class Connection:
         """What comes next before then. Raises OSError."""
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(errno.ETIMEDOUT, "timed out")
+            raise TimeoutError
         self._stream.settimeout(left)
         data = self._stream.recv(_CHUNK_BYTES)
         if not data:

@@ -164,9 +164,9 @@ class PacedSockets:
 
     def _replace(self, program: SocketProgram) -> None:
         """Put an attached program in the place of the present one, which until then goes on."""
-        # Since the new one was attached, both have reported what closes; from here on, only its reports are read.
-        self._keep_closed()
         if self._program is not None:
+            # Since the new one was attached, both have reported what closes; from here on, only its reports are read.
+            self._closed.extend(self._program.closed_subflows())
             self._program.detach()
         self._program = program
         self._keep(program.link)
@@ -318,11 +318,6 @@ class PacedSockets:
         if program is not None:
             yield from program.closed_subflows()
 
-    def _keep_closed(self) -> None:
-        """Keep what the program has reported, which goes with it."""
-        if self._program is not None:
-            self._closed.extend(self._program.closed_subflows())
-
     def decide_now(self) -> None:
         """Decide for all sockets, idle or not; for any thread. Raises KernelError."""
         program = self._program
@@ -370,7 +365,7 @@ class PacedSockets:
     def close(self) -> None:
         """Detach the program and drop its maps."""
         if self._program is not None:
-            self._keep_closed()
+            self._closed.extend(self._program.closed_subflows())
             self._program.close()
             self._keep(None)
         self._program = None

@@ -125,7 +125,7 @@ def closing_cookies() -> frozenset[int] | None:
     def read() -> frozenset[int]:
         with InetDiag() as diag:
             payloads = diag.list_payloads(CLOSED_HERE | FIN_WAIT2, ALL_PORTS)
-            return frozenset(int.from_bytes(payload[_COOKIE], sys.byteorder) for payload in payloads)
+            return frozenset(map(_cookie, payloads))
 
     try:
         return read_consistently(read)
@@ -150,10 +150,13 @@ class SocketReader:
             for payload in diag.list_payloads(SENDING, ports):
                 key = payload[_ENDS]
                 known[key] = ends = self._known.get(key) or _ends(payload)
-                cookie = int.from_bytes(payload[_COOKIE], sys.byteorder)
-                states[ends] = _state(parse_attributes(payload, _WANTED), cookie)
+                states[ends] = _state(parse_attributes(payload, _WANTED), _cookie(payload))
         self._known = known
         return states
+
+
+def _cookie(payload: bytes) -> int:
+    return int.from_bytes(payload[_COOKIE], sys.byteorder)
 
 
 def _ends(payload: bytes) -> FourTuple:
